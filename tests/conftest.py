@@ -24,12 +24,14 @@ from small_programs import SmallPrograms, small_inputs
 
 from uvit_decay.callbacks import EMA, LastCheckpoint
 from uvit_decay.data import Digits
+from uvit_decay.diffusion.samplers import SAMPLERS
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.evaluation.feature_table import EXTRACTORS
 from uvit_decay.evaluation.metric_table import METRICS
 from uvit_decay.evaluation.open_by_name import SETS
 from uvit_decay.metrics import SmallClassifier
 from uvit_decay.nn import UViT
+from uvit_decay.representations.protocols import PROTOCOLS
 from uvit_decay.tasks import DiffusionTask
 from uvit_decay.tasks.base import Optimization
 
@@ -184,7 +186,7 @@ def leaves(tree: object, place: tuple = ()) -> Iterator[tuple[tuple, object]]:
 @pytest.fixture
 def mine(monkeypatch) -> Iterator[None]:
     """Forgets the user's module `mine` of the working folder after a test, and what it registered."""
-    tables = METRICS, EXTRACTORS, SETS
+    tables = METRICS, EXTRACTORS, SETS, SAMPLERS, PROTOCOLS
     before = [dict(table) for table in tables]
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from conftest import train
+from conftest import ROOT, pixels, sample, train
 from evaluations import evaluate, refused
 from refusals import find_line
 from test_docs import code
@@ -21,6 +21,47 @@ def test_a_network_that_lacks_something_is_refused_before_training(mine, tmp_pat
     line = capsys.readouterr().err.strip().splitlines()[-1]
     find_line(line, "ConvNet", "null_label, config", "docs/extending.md")
     assert not [*tmp_path.rglob("*.ckpt")]
+
+
+@pytest.mark.parametrize("title", ["An auxiliary loss", "A task", "A sampler", "A probe protocol"])
+def test_an_example_is_short(title):
+    assert sum(bool(line.strip()) for line in code(title).splitlines()) <= 25
+
+
+def test_a_dispersive_loss_is_that_of_its_equation(mine):
+    names = {}
+    exec(code("An auxiliary loss"), names)
+    states = {"a": torch.randn(6, 4, 8, generator=torch.Generator().manual_seed(0))}
+    z = states["a"].flatten(1).double()
+    pairs = torch.tensor([[float((a - b).square().mean()) for a in z] for b in z])
+    expected = (-pairs / 0.5).exp().mean().log()
+    assert float(names["Dispersive"]()(states, None, None)) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_an_own_sampler_and_an_own_protocol_are_named_by_flags(mine, tmp_path, monkeypatch, capsys):
+    (tmp_path / "mine.py").write_text(code("A sampler", "A probe protocol"))
+    file = ROOT / "checkpoints" / "digits.safetensors"
+    sample(monkeypatch, tmp_path, "--trust", "mine", "--sampler", "midpoint", "--num", "10", "--out", "own.npz")
+    assert pixels(tmp_path / "own.npz").shape == (10, 8, 8, 1)
+    options = ["--trust", "mine", "--protocol", "nearest-mean", "--times", "0.1", "--max-train", "200", "--out", "own"]
+    evaluate(monkeypatch, tmp_path, "probe", "--ckpt", file, *options)
+    report = json.loads((tmp_path / "own" / "probes.json").read_text())
+    assert report["protocol"]["classifier"] == "nearest class mean"
+    assert report["best"]["best_on_test_accuracy"] > 0.2  # of 10 classes
+    assert "nearest-mean" in report["number"]
+
+
+@pytest.mark.parametrize(
+    ("command", "flag", "known"),
+    [("probe", "--protocol", "ddae"), ("classify", "--protocol", "logistic"), ("generation", "--sampler", "euler")],
+)
+def test_a_name_that_is_in_no_table_is_one_line_with_the_names(command, flag, known, tmp_path, monkeypatch, capsys):
+    needed = ["--reference", "digits:train", "--features", "digits"] if command == "generation" else []
+    file = ROOT / "checkpoints" / "digits.safetensors"
+    line = refused(monkeypatch, tmp_path, capsys, command, "--ckpt", file, flag, "own", *needed)
+    assert flag.strip("-") in line
+    assert known in line
+    assert "'own'" in line
 
 
 def test_a_module_that_is_not_there_is_one_line(tmp_path, monkeypatch, capsys):

@@ -40,8 +40,8 @@ class SamplingOptions(LoadingOptions):
     """Sampling from a checkpoint.
 
     Args:
-        sampling_protocol: sampler, steps, guidance and labels as a paper samples for its FID, see docs/sampling.md;
-            names of results contain it, and what other options change of it.
+        sampling_protocol: sit, uvit or dit: sampler, steps, guidance and labels as a paper samples for its FID, see
+            docs/sampling.md; names of results contain it, and what other options change of it.
         classes: comma-separated numbers or names of classes, ImageNet's in words, too (tench); default: all, the first
             10 in a grid.
         labels: classes in turn, or drawn at random, a function of seed and number of the image; default: balanced in a
@@ -50,7 +50,8 @@ class SamplingOptions(LoadingOptions):
         guidance_interval: two times LOW,HIGH between which to guide, 0 is data and 1 is noise; default: all.
         guidance_channels: guide the first so many channels only; default: all.
         sampler: dpm++, ddim, ddpm, euler-maruyama, euler, heun, dopri5; as the papers sample: uvit-dpm, uvit-dpm++,
-            uvit-em, sit-ode, sit-sde, sit-sde-heun, dit-ddpm (DiT's networks only).
+            uvit-em, sit-ode, sit-sde, sit-sde-heun, dit-ddpm (DiT's networks only); or one that a module of --trust
+            registers.
         clip: clamp the denoised image to [-1, 1] at every step; default: the checkpoint's, else pixels are clipped, but
             not by the papers' samplers.
         steps: default: the checkpoint's, or another sampler's own.
@@ -61,7 +62,7 @@ class SamplingOptions(LoadingOptions):
             elsewhere.
     """
 
-    sampling_protocol: Annotated[Literal["sit", "uvit", "dit"] | None, Advanced] = None
+    sampling_protocol: Annotated[str | None, Advanced] = None
     classes: tuple[str, ...] | None = None
     labels: Annotated[Literal["balanced", "random"] | None, Advanced] = None
     guidance: float | None = None

@@ -1,7 +1,6 @@
 """The protocols by which papers sample: what each does with which network, and what it is called when it is changed."""
 
 from dataclasses import replace
-from typing import get_args, get_type_hints
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from refusals import raises_user_error
 from uvit_decay.diffusion.noise_path import GVP, VP, DDPMLinear, Linear, SDDiscrete
 from uvit_decay.diffusion.protocols import SAMPLING_PROTOCOLS, marked_protocol, protocol_sampling
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
-from uvit_decay.sampling_options import SamplingOptions
+from uvit_decay.runtime.errors import UserError
 
 
 def model(path, shape=(4, 32, 32), num_classes=1000, null_label=True, **options):
@@ -24,9 +23,10 @@ SIT, GREY = model(Linear()), model(Linear(), (1, 8, 8), 10)
 LARGE, HUGE, CIFAR = model(VP()), model(SDDiscrete(), (4, 64, 64)), model(VP(), (3, 32, 32), 0)
 
 
-def test_the_command_line_knows_all_of_them():
-    hint = get_type_hints(SamplingOptions)["sampling_protocol"]
-    assert set(get_args(get_args(hint)[0])) == set(SAMPLING_PROTOCOLS)
+def test_a_protocol_that_is_in_no_table_is_refused_with_the_names():
+    with pytest.raises(UserError) as refusal:
+        protocol_sampling("ours", SIT)
+    assert all(name in str(refusal.value) for name in ("ours", *SAMPLING_PROTOCOLS))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from typing import get_args
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from refusals import find_line
 from uvit_decay.diffusion.noise_path import VP
 from uvit_decay.representations import protocols
 from uvit_decay.representations.linear_probes import DDAE, REPA, accuracies
-from uvit_decay.representations.options import Alignment, ProbeProtocolName, Probing, ProtocolName
+from uvit_decay.representations.options import Alignment, Probing
 from uvit_decay.representations.probing import Prober, probed_images
 from uvit_decay.representations.protocols import PROTOCOLS
 from uvit_decay.representations.reference import Neighbourhood, Reference, cknna
@@ -37,10 +36,6 @@ def pixels(data, count=60, rows=None):
     chosen = probed_images(Probing(**SMALL), data)[1]
     x = data.test.images[[chosen[row] for row in rows]].flatten(1).float()
     return Reference(x, rows, {"checkpoint": "pixels", "images": len(rows), "neighbours": 10})
-
-
-def test_the_names_of_the_command_line_are_those_of_the_table():
-    assert get_args(ProbeProtocolName) + get_args(ProtocolName) == tuple(PROTOCOLS)
 
 
 def test_every_pass_of_ddae_has_noise_of_its_own_and_the_first_is_that_of_the_others(digits):
@@ -69,7 +64,7 @@ def test_repa_is_a_probe_of_one_noise_an_image_and_an_alignment_of_each_cell(dig
     assert grid.scores["cknna"][0].max() > grid.scores["cknna"][1].max()  # at t = 0.4 less of the image is left
 
 
-@pytest.mark.parametrize("protocol", get_args(ProbeProtocolName))
+@pytest.mark.parametrize("protocol", [name for name, protocol in PROTOCOLS.items() if protocol.of_grid])
 def test_draws_are_averaged_with_their_spread_and_the_first_is_the_single_one(digits, protocol, tmp_path, monkeypatch):
     monkeypatch.setattr(protocols, "DDAE", replace(DDAE, lr=0.1))  # learns something of so few images
     options = {"protocol": protocol, "seed": 3} | ({} if protocol == "paper" else {"epochs": 3})
@@ -136,7 +131,7 @@ def test_repa_by_name_with_a_checkpoint_as_reference(trained, encoder, tmp_path,
         (["--max-train", "7"], ("20 training", 7)),
         (["--max-train", "4", "--neighbours", "3"], ("5 training", 4)),
         (["--protocol", "repa", "--reference", "itself"], "clean pictures"),
-        (["--protocol", "repo"], "invalid choice: 'repo' (choose from "),
+        (["--protocol", "repo"], ("--protocol", "repo")),
         (["--epochs", "3"], ("--epochs", "ddae", "repa")),
         (["--reference", "pixels:8x8x1"], ("--reference", "--reference-size", "--alignment-images")),
         (["--protocol", "repa", "--max-test", "11"], ("10 nearest", "12 test")),

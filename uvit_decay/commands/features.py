@@ -65,14 +65,14 @@ def probe(
     from uvit_decay.evaluation.open_by_name import judged_on, picture_protocol
     from uvit_decay.representations.networks import open_judging_data, open_network
     from uvit_decay.representations.probing import Prober, check_probed, probed_images
-    from uvit_decay.representations.protocols import PROTOCOLS
+    from uvit_decay.representations.protocols import find_protocol
     from uvit_decay.representations.reference import open_reference
     from uvit_decay.runtime.files import remove_remains
     from uvit_decay.runtime.precision import chosen_precision
 
     if probing.layers == ("all",):
         probing = replace(probing, layers=None)
-    aligned = PROTOCOLS[probing.protocol].aligned
+    aligned = find_protocol(probing.protocol).aligned
     if alignment != Alignment() and not aligned:
         raise UserError("--reference, --reference-size and --alignment-images are of --protocol repa")
     with opened(judging.ckpt, loading.device) as (processes, device):

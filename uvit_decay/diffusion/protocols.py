@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from uvit_decay.diffusion.noise_path import GVP, VP, DDPMLinear, Linear, NoisePath, SDDiscrete
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.errors import UserError, check_choice
 
 GUIDED = 3  # first channels that SiT and DiT guide
 UVIT_GUIDANCE = {(4, 32): 1.4, (4, 64): 1.7}  # by (channels, size) of latents: ImageNet 256 and 512
@@ -54,8 +54,9 @@ def protocol_sampling(name: str, model: DiffusionModel, guidance: float | None =
         guidance: scale of guidance; None means the published one.
 
     Raises:
-        UserError: the protocol is for other networks.
+        UserError: the table has no such protocol, or it is for other networks.
     """
+    check_choice(SAMPLING_PROTOCOLS, sampling_protocol=name)
     protocol = SAMPLING_PROTOCOLS[name]
     if not isinstance(model.path, protocol.paths):
         known = " or ".join(path.__name__ for path in protocol.paths)

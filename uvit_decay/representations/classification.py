@@ -11,9 +11,9 @@ import torch
 from uvit_decay.nn.intermediates import Pool, check_pool, layer_indices
 from uvit_decay.representations.features import TokenReader, final_norm
 from uvit_decay.representations.networks import ProbedNetwork
-from uvit_decay.representations.options import Classification, ProtocolName, chosen_level
+from uvit_decay.representations.options import Classification, chosen_level
 from uvit_decay.representations.probing import check_labelled, check_network, default_layer, probed_images
-from uvit_decay.representations.protocols import PROTOCOLS, Cells
+from uvit_decay.representations.protocols import Cells, find_protocol
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.precision import Precision
@@ -48,7 +48,7 @@ class Classifying:
         labels = self.data.train.labels[self.chosen[0]]
         for name, pool in self.pools.items():
             check_pool(self.judged.net, pool)
-            PROTOCOLS[name].check(labels, self.data.class_names, self.options)
+            find_protocol(name, of_grid=False).check(labels, self.data.class_names, self.options)
 
     @property
     def layer(self) -> int:
@@ -63,9 +63,9 @@ class Classifying:
         return chosen_level(self.options.time, self.judged.is_encoder)
 
     @property
-    def pools(self) -> dict[ProtocolName, Pool]:
+    def pools(self) -> dict[str, Pool]:
         """Return the pool of each protocol."""
-        return {name: self.options.pool or PROTOCOLS[name].pool for name in self.options.protocol}
+        return {name: self.options.pool or find_protocol(name, of_grid=False).pool for name in self.options.protocol}
 
     @property
     def chosen(self) -> tuple[list[int], list[int]]:
@@ -81,7 +81,7 @@ class Classifying:
             return None
         results = {}
         for name, pool in self.pools.items():
-            outcome = PROTOCOLS[name].judge(cells[pool], self.options)
+            outcome = find_protocol(name, of_grid=False).judge(cells[pool], self.options)
             values = {key: float(value[0]) for key, value in outcome.values.items()}
             results[name] = {"values": values, "chosen": {"pool": pool, **outcome.chosen}}
         train, test = self.chosen

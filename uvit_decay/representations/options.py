@@ -14,8 +14,6 @@ from uvit_decay.sampling_options import LARGEST_GRID, Count, LoadingOptions, Pre
 TIMES = (0.01, 0.03, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
 Most = Annotated[int, Bounds(1, 2**31)]
 Pool = Literal["mean", "all", "cls"]
-ProbeProtocolName = Literal["paper", "ddae", "repa"]
-ProtocolName = Literal["in100-linear", "logistic", "knn", "few-shot-1", "few-shot-5", "few-shot-10"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +55,7 @@ class Probing(ProtocolOptions):
     Args:
         protocol: paper: linear probes of one noise an image, the best layer and noise level chosen on held-out training
             images, nearest neighbours, rank; ddae: new noise in every pass, the best on test; repa: linear probes and
-            alignment with a reference, the best on test.
+            alignment with a reference, the best on test; or one that a module of --trust registers.
         times: comma-separated noise levels in (0, 1), of a denoiser; default:
             0.01,0.03,0.05,0.1,0.15,0.2,0.3,0.5. Encoders see clean images.
         layers: comma-separated numbers or names; default: all.
@@ -72,7 +70,7 @@ class Probing(ProtocolOptions):
     pool: Pool = "mean"
     max_train: Most = 50_000
     max_test: Most = 10_000
-    protocol: ProbeProtocolName = "paper"
+    protocol: str = "paper"
     draws: Annotated[int, Bounds(1, 1000)] = 1
     epochs: Annotated[int, Bounds(1, 10_000)] | None = None
 
@@ -175,7 +173,8 @@ class Classification(ProtocolOptions):
     """Protocols.
 
     Args:
-        protocol: what to compute.
+        protocol: what to compute: some of in100-linear, logistic, knn, few-shot-1, few-shot-5, few-shot-10, and those
+            that a module of --trust registers.
         pool: mean of patch tokens, of all tokens, or the class token; default: the protocol's, all for in100-linear
             and logistic, else mean.
         layer: number or name; default: the last of an encoder, the middle of a denoiser.
@@ -187,7 +186,7 @@ class Classification(ProtocolOptions):
         seed: of noise, draws, initial weights and order.
     """
 
-    protocol: tuple[ProtocolName, ...] = ("in100-linear", "logistic", "knn")
+    protocol: tuple[str, ...] = ("in100-linear", "logistic", "knn")
     layer: str | None = None
     time: float | None = None
     norm: bool = False

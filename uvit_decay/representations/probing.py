@@ -22,7 +22,7 @@ from uvit_decay.nn.intermediates import HasIntermediates, Pool, check_pool, has_
 from uvit_decay.representations.features import TokenReader
 from uvit_decay.representations.grid import OF_CLASS_TOKENS, RANKS, Grid
 from uvit_decay.representations.options import Classification, Probing
-from uvit_decay.representations.protocols import PROTOCOLS, Cells, Protocol
+from uvit_decay.representations.protocols import Cells, Protocol, find_protocol
 from uvit_decay.representations.reference import NEIGHBOURS, Reference
 from uvit_decay.runtime.concurrency import free_threads, in_threads
 from uvit_decay.runtime.distributed import COMPARED, Processes
@@ -78,7 +78,7 @@ def check_probed(net: object, path: NoisePath | None, data: ImageData, probing: 
     probing.levels(path is None)
     layer_indices(net.layers, probing.layers)
     check_pool(net, probing.pool)
-    protocol = PROTOCOLS[probing.protocol]
+    protocol = find_protocol(probing.protocol)
     train, _ = probed_images(probing, data)
     protocol.check(data.train.labels[train], data.class_names, probing)
     if protocol.aligned and min(len(data.test), probing.max_test) < NEIGHBOURS + 2:
@@ -115,7 +115,7 @@ class Prober:
     @property
     def by(self) -> Protocol:
         """The protocol."""
-        return PROTOCOLS[self.probing.protocol]
+        return find_protocol(self.probing.protocol)
 
     def grid(self, processes: Processes, show: bool = False) -> Grid | None:
         """Compute all cells, with levels and draws shared among the processes; return None on all but the first."""

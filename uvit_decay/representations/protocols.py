@@ -1,7 +1,7 @@
 """Published protocols that judge frozen features, by name: of every layer and noise level, or of one of each.
 
-All of them work on features of un-augmented images. A protocol is added by an entry in PROTOCOLS and its name in
-`options`: those of `probe` judge a grid of cells (layer, noise level), those of `classify` a single one.
+All of them work on features of un-augmented images. A protocol is an entry of PROTOCOLS: those of `probe` evaluate a
+grid of cells (layer, noise level), those of `classify` a single one.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from uvit_decay.representations.grid import SCORES
 from uvit_decay.representations.knn import knn_accuracy
 from uvit_decay.representations.linear_probes import DDAE, IN100, REPA, LinearProbe, accuracies
 from uvit_decay.representations.logistic import L2_GRID, fitted_accuracy, logistic_grid
-from uvit_decay.representations.options import Classification, ProbeProtocolName, Probing, ProtocolName
+from uvit_decay.representations.options import Classification, Probing
 from uvit_decay.representations.rank import effective_rank, mean_share
 from uvit_decay.representations.reference import Neighbourhood, Reference, cknna
+from uvit_decay.runtime.command_line import did_you_mean
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.random import generator
 
@@ -70,6 +71,7 @@ class Protocol:
     Args:
         judge: the computation.
         scores: names of its scores.
+            A protocol of a grid has `test_accuracy` among them, a protocol of a single cell has not.
         chosen_by: the score of `scores` by which the best cell of a grid is chosen. By `test_accuracy` its number is
             too high.
         probe: how the classifier is trained, if step by step.
@@ -77,6 +79,10 @@ class Protocol:
         pool: how tokens are pooled unless the user says otherwise.
         votes: whether it needs as many training images as neighbours.
         shots: training images of each class that it needs.
+        classifier: the classifier of a grid in words, for reports; that of `probe` has words of its own.
+
+    Raises:
+        UserError: the best cell is chosen by a score that the protocol of a grid has not.
     """
 
     judge: Callable[[Cells, Any], Outcome]
@@ -87,6 +93,11 @@ class Protocol:
     pool: Pool = "mean"
     votes: bool = False
     shots: int = 0
+    classifier: str = ""
+
+    def __post_init__(self) -> None:
+        if self.of_grid and self.chosen_by not in self.scores:
+            raise UserError(f"a protocol with scores {', '.join(self.scores)} cannot choose by {self.chosen_by}")
 
     def check(self, labels: Int64[Tensor, " n"], names: Sequence[str], options: Classification | Probing) -> None:
         """Raise a UserError unless there are training images enough, of classes with these names."""
@@ -99,6 +110,11 @@ class Protocol:
                 raise UserError(f"{self.shots} training images of each class are needed, {name} has {count}")
 
     @property
+    def of_grid(self) -> bool:
+        """Return whether it evaluates a grid of cells, as `evaluate.py probe` does."""
+        return "test_accuracy" in self.scores
+
+    @property
     def aligned(self) -> bool:
         """Return whether it needs a reference."""
         return "cknna" in self.scores
@@ -109,9 +125,11 @@ class Protocol:
         known = {"best_cell_chosen_on": chosen}
         if self.probe is not None:
             return {**_asked(self.probe, options).about(), **known}
-        vote = "equal votes" if options.uniform else "votes exp(similarity / 0.07)"
-        classifier = "logistic regression, l2 penalty chosen on a held-out fifth of the training images"
-        return {"classifier": classifier, "knn": f"cosine, {vote}", **known}
+        about = {"classifier": self.classifier}
+        if self.votes:
+            vote = "equal votes" if options.uniform else "votes exp(similarity / 0.07)"
+            about["knn"] = f"cosine, {vote}"
+        return {**about, **known}
 
 
 # ---- a grid of cells
@@ -217,8 +235,14 @@ def drawn(labels: Int64[Tensor, " n"], shots: int, seed: int, draw: int) -> Int6
     return torch.cat(of_class)
 
 
-PROTOCOLS: dict[ProbeProtocolName | ProtocolName, Protocol] = {
-    "paper": Protocol(paper, SCORES, "held_out_accuracy", votes=True),
+PROTOCOLS: dict[str, Protocol] = {
+    "paper": Protocol(
+        paper,
+        SCORES,
+        "held_out_accuracy",
+        votes=True,
+        classifier="logistic regression, l2 penalty chosen on a held-out fifth of the training images",
+    ),
     "ddae": Protocol(ddae, ("test_accuracy",), probe=DDAE, fresh=True),
     "repa": Protocol(repa, ("test_accuracy", "cknna"), probe=REPA),
     "in100-linear": Protocol(in100_linear, ("last", "best_on_test"), probe=IN100, pool="all"),
@@ -226,3 +250,15 @@ PROTOCOLS: dict[ProbeProtocolName | ProtocolName, Protocol] = {
     "knn": Protocol(knn, ("test",), votes=True),
     **{f"few-shot-{n}": Protocol(partial(few_shot, shots=n), ("mean", "std"), shots=n) for n in (1, 5, 10)},
 }
+
+
+def find_protocol(name: str, of_grid: bool = True) -> Protocol:
+    """Return the protocol called `name`, of a grid of cells or of a single cell.
+
+    Raises:
+        UserError: the table has no such protocol, or it is of the other kind.
+    """
+    offered = [key for key, protocol in PROTOCOLS.items() if protocol.of_grid == of_grid]
+    if name not in offered:
+        raise UserError(f"--protocol takes {', '.join(offered)}, got {name!r}{did_you_mean(name, offered)}")
+    return PROTOCOLS[name]
