@@ -6,7 +6,11 @@
 #     nice -n 19 benchmarks/studies/small_sit.sh TRAIN TEST 1.0=1e-3 0.8=1e-3 1.0=2e-3 0.8=2e-3 ...   # the map
 #     SEEDS="1 2" nice -n 19 benchmarks/studies/small_sit.sh TRAIN TEST 1.0=1e-3 0.8=1e-3             # the best again
 #     nice -n 19 benchmarks/studies/small_sit.sh TRAIN TEST 0.8=1e-3=gain 0.8=1e-3=over_gain          # the controls
+#     nice -n 19 benchmarks/studies/small_sit.sh TRAIN TEST 1.0=1e-3=stream 0.8=1e-3=gain_stream      # the skips' scale
+#     nice -n 19 benchmarks/studies/small_sit.sh TRAIN TEST 1.0=1e-3=layersync 1.0=1e-3=dispersive    # other losses
 #
+# `stream` scales the skips of a plain network as the decay 0.8 does; `gain_stream` is the decay, as gains of branches and
+# scales of skips; `repa` takes TEACHER, a checkpoint of an encoder.
 # TRAIN and TEST are class folders or zips of class folders. An arm is ALPHA_MIN=RATE[=CONTROL]. Run again to continue
 # after an interruption.
 set -euo pipefail
@@ -22,7 +26,14 @@ for arm in "$@"; do
         gain) flags=(--model.net.schedule gain) ;;
         over_gain) flags=(--model.optim.rate_over_gain true) ;;
         no_skips) flags=(--model.net.wiring official) ;;
-        *) echo "$control: expected gain, over_gain or no_skips" >&2 && exit 2 ;;
+        stream) flags=(--model.net.skip_scale stream:0.8) ;;
+        gain_stream) flags=(--model.net.schedule gain --model.net.skip_scale stream) ;;
+        layersync) flags=(--model.auxiliary+=LayerSync) ;;
+        layersync_no_skips) flags=(--model.net.wiring official --model.auxiliary+=LayerSync) ;;
+        dispersive) flags=(--model.auxiliary+=DispersiveLoss) ;;
+        dispersive_free) flags=(--model.auxiliary+=DispersiveLoss --model.auxiliary.length free) ;;
+        repa) flags=(--model.auxiliary+=REPA "--model.auxiliary.teacher=$TEACHER") ;;
+        *) echo "$control is not a control of this study" >&2 && exit 2 ;;
     esac
     for seed in ${SEEDS:-0}; do
         name="small_sit_${alpha_min}_${rate}_s$seed${control:+_$control}"
@@ -36,3 +47,4 @@ for arm in "$@"; do
             --ckpt "$folder/checkpoints/last.ckpt" --out "$folder/probes_$steps"
     done
 done
+python -m benchmarks.studies.small_sit "$steps"
