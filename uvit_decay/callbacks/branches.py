@@ -43,6 +43,9 @@ class BranchTerms:
         self.net, self.blocks = net, net.decayed_blocks()
         if not all(isinstance(block, Block | AdaLNBlock) for block in self.blocks.values()):
             raise UserError(f"a {type(net).__name__} has branches without norms: remove BranchNorms from the callbacks")
+        if net.depth_attention is not None:
+            schedule = net.config["schedule"]
+            raise UserError(f"the schedule {schedule} has no stream to measure: remove BranchNorms from the callbacks")
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         self._reset()
 

@@ -15,12 +15,14 @@ from uvit_decay.decay.schedule import (
     register_weights,
     shortcuts,
 )
-from uvit_decay.decay.table import SHORTCUTS, Kind, Shortcuts, Weights, weighted
+from uvit_decay.decay.table import DEPTH_ATTENTION, SHORTCUTS, DepthAttention, Kind, Shortcuts, Weights, weighted
 
 __all__ = [
+    "DEPTH_ATTENTION",
     "SHORTCUTS",
     "Attached",
     "Branches",
+    "DepthAttention",
     "Gated",
     "Granularity",
     "Index",

@@ -114,6 +114,10 @@ def attach(
         raise UserError(f"branches come in twos, attention and MLP, got {count}: see `pairs` of decay.attach")
     projected = _projected_branches(groups)
     weights = shortcuts(count // per_block, alpha_min, schedule, granularity, index, branches, per_block, projected)
+    if weights.depth is not None:
+        raise UserError(
+            f"the schedule {schedule!r} replaces the shortcuts of a network: attach keeps them, use uvit_decay.nn"
+        )
     if weights.per_channel and dim is None:
         raise UserError(f"the schedule {schedule!r} learns a weight for each channel: give their number, `dim`")
     attached = Attached(weights, dim or 1, next((p.device for p in model.parameters()), torch.device("cpu")))

@@ -43,26 +43,41 @@ class HasMerges(Protocol):
     merges: tuple[Merge, ...]
 
 
-def mixing_matrix(of: Shortcuts | nn.Module) -> Float[Tensor, "rows sources"]:
+@runtime_checkable
+class MeasuresMixing(Protocol):
+    """Network whose mixing matrix depends on its input: `measure_mixing(*inputs)` runs it and returns the matrix."""
+
+    def measure_mixing(self, *inputs: Tensor) -> Float[Tensor, "rows sources"]:
+        """Return the matrix of a batch, the mean over its tokens."""
+
+
+def mixing_matrix(of: Shortcuts | nn.Module, *inputs: Tensor) -> Float[Tensor, "rows sources"]:
     """Return M, (N + 1, N + 1 + merges) float64: rows are h_1 .. h_{N+1}, columns v_0 .. v_N and then the merges m_j.
 
     Exact for every kind of shortcut, with the present values of learned weights; of weights for each channel it has
-    the means over channels. A norm reads h_l, so only the ratios within a row matter to a branch. The embeddings of a
-    ResNet are the output of its stem, and its ReLU and projections are left out.
+    the means over channels. Attention over depth is measured: the mean over the tokens of a batch. A norm reads h_l, so
+    only the ratios within a row matter to a branch. The embeddings of a ResNet are the output of its stem, and its ReLU
+    and projections are left out.
 
     Args:
         of: shortcuts (`decay.shortcuts`), a network of `uvit_decay.nn`, or what `decay.attach` returned.
+        inputs: the arguments of the network's forward pass, for attention over depth alone.
 
     Raises:
-        UserError: an object without shortcuts.
+        UserError: an object without shortcuts, or attention over depth without a network and a batch.
     """
-    if isinstance(of, Shortcuts):
-        weights = [Weights(*numbers) for numbers in zip(of.alphas, of.betas, of.scales, strict=True)]
-    elif isinstance(of, HasShortcuts):
-        weights = [branch_weights(of, of.shortcuts, k) for k in range(len(of.shortcuts.alphas))]
-    else:
+    if not isinstance(of, Shortcuts | HasShortcuts):
         kind = type(of).__name__
         raise UserError(f"cannot compute a mixing matrix of a {kind}: it has no shortcuts; give a network or shortcuts")
+    shortcuts = of if isinstance(of, Shortcuts) else of.shortcuts
+    if shortcuts.depth is not None:
+        if not (isinstance(of, MeasuresMixing) and inputs):
+            raise UserError("attention over depth has a mixing matrix on a batch only: give a network and its inputs")
+        return of.measure_mixing(*inputs)
+    if isinstance(of, Shortcuts):
+        weights = [Weights(*numbers) for numbers in zip(of.alphas, of.betas, of.scales, strict=True)]
+    else:
+        weights = [branch_weights(of, shortcuts, k) for k in range(len(shortcuts.alphas))]
     merges = of.merges if isinstance(of, HasMerges) else ()
     count = len(weights)
     row = torch.zeros(count + 1 + len(merges), dtype=torch.float64)

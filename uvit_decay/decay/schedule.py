@@ -24,13 +24,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from uvit_decay.decay.table import NAMES, SHORTCUTS, Shortcuts, Weights, is_float32, weighted
+from uvit_decay.decay.table import DEPTH_ATTENTION, NAMES, SHORTCUTS, Shortcuts, Weights, is_float32, weighted
 from uvit_decay.runtime.errors import UserError, check_choice, check_numbers
 
 # An entry of the table; alphas, or pairs of alpha and beta, of all branches; or a function that gives these for their
 # number, `--trust mine --model.net.schedule mine.late` (docs/extending.md). Networks record a function as what it gave.
 Numbers = Sequence[float | Sequence[float]]
-Schedule = Literal[*SHORTCUTS] | Sequence[float | Sequence[float]] | Callable[[int], Numbers]
+Schedule = Literal[*SHORTCUTS, *DEPTH_ATTENTION] | Sequence[float | Sequence[float]] | Callable[[int], Numbers]
 Granularity = Literal["branch", "block"]
 Index = Literal["code", "v2", "v1"]
 Branches = Literal["both", "attention", "mlp"]
@@ -87,8 +87,9 @@ def shortcuts(
     Args:
         blocks: number of decayed blocks L.
         alpha_min: weight of the deepest identity shortcut, in (0, 1].
-        schedule: an entry of `uvit_decay.decay.table.SHORTCUTS`, of which `linear` is the paper's; or the alphas, or
-            pairs of alpha and beta, of all branches; or a function of their number that returns these.
+        schedule: an entry of `uvit_decay.decay.table.SHORTCUTS`, of which `linear` is the paper's, or of
+            `DEPTH_ATTENTION` there; or the alphas, or pairs of alpha and beta, of all branches; or a function of their
+            number that returns these.
         granularity: `branch`, one alpha for each branch (the authors' code); `block`, one for both branches of a block.
         index: `code` u = k / (N - 1), from exactly 1 to exactly alpha_min; `v2` u = (k + 1) / N (Eq. 5 of the paper's
             second version); `v1` u = k / N (first version: never reaches alpha_min).
@@ -111,8 +112,9 @@ def shortcuts(
         raise UserError("a ResNet's block has one residual branch: leave out granularity and branches")
     named = isinstance(schedule, str)
     if named:
-        check_choice(SHORTCUTS, schedule=schedule)
-    falls = named and SHORTCUTS[schedule].falls
+        check_choice((*SHORTCUTS, *DEPTH_ATTENTION), schedule=schedule)
+    across = named and schedule in DEPTH_ATTENTION
+    falls = named and not across and SHORTCUTS[schedule].falls
     if not falls and alpha_min != 1.0:
         raise UserError(f"the schedule {schedule!r} has no alpha_min, got {alpha_min}: set alpha_min to 1")
     if (not falls or schedule == "learnable") and branches != "both":
@@ -120,13 +122,16 @@ def shortcuts(
     if not named:
         listed = read_weights(schedule(count) if callable(schedule) else schedule, count)
         return replace(listed, restarts=tuple(restarts))
-    kind = SHORTCUTS[schedule]
-    if per_block == 1 and kind.blocks:
+    if per_block == 1 and (across or SHORTCUTS[schedule].blocks):
         raise UserError(f"the schedule {schedule!r} is for the blocks of transformers, not for those of a ResNet")
+    if across:
+        ones = (1.0,) * count
+        return Shortcuts(ones, ones, ones, "queries", depth=DEPTH_ATTENTION[schedule])
     repeat = 1 if granularity == "branch" else 2
     depths = [u for u in _depths(count // repeat, index) for _ in range(repeat)]
     if branches != "both":
         depths[1 if branches == "attention" else 0 :: 2] = [0.0] * blocks
+    kind = SHORTCUTS[schedule]
     weights = replace(kind.weights(depths, alpha_min), restarts=tuple(restarts))
     return weights.with_gains() if kind.gains else weights
 

@@ -32,6 +32,27 @@ class Weights(NamedTuple):
 
 
 @dataclass(frozen=True)
+class DepthAttention:
+    """A kind of attention over depth, which replaces the shortcuts: see `uvit_decay.nn.depth_attention`.
+
+    Args:
+        formula: what a branch reads.
+        source: where it comes from.
+        group: number S of branches in a group.
+        sums: whether a group is read as the sum of its outputs; otherwise as its last output, once it is finished.
+        scaled: whether logits are divided by sqrt(d).
+        time: whether queries depend on the time of a denoiser.
+    """
+
+    formula: str
+    source: str
+    group: int = 1
+    sums: bool = True
+    scaled: bool = False
+    time: bool = False
+
+
+@dataclass(frozen=True)
 class Shortcuts:
     """The weights of all branches: x <- alphas[k] x + betas[k] f_k(scales[k] norm(x)), k in execution order.
 
@@ -43,14 +64,16 @@ class Shortcuts:
         per_channel: whether there is a beta for each channel.
         restarts: branches beside a projected shortcut that ends in a norm (a ResNet's). Its output does not depend on
             the scale of the stream, so the product P of the alphas begins there, with the branch's own alpha.
+        depth: attention over depth instead of shortcuts, whose alphas and betas are then 1.
     """
 
     alphas: tuple[float, ...]
     betas: tuple[float, ...]
     scales: tuple[float, ...]
-    learned: Literal["alphas", "betas"] | None = None
+    learned: Literal["alphas", "betas", "queries"] | None = None
     per_channel: bool = False
     restarts: tuple[int, ...] = ()
+    depth: DepthAttention | None = None
 
     @property
     def recorded(self) -> tuple[str, ...]:
@@ -216,5 +239,30 @@ SHORTCUTS: dict[str, Kind] = {
         "x + beta_k f, beta_k learned, from 0; f is not zero-initialised",
         "ReZero (Bachlechner et al., UAI 2021)",
         lambda depths, a: weighted([1.0] * len(depths), 0.0, learned="betas"),
+    ),
+}
+
+ATTNRES = "AttnRes (Kimi Team, arXiv 2603.15031)"
+DEPTH_ATTENTION: dict[str, DepthAttention] = {
+    "attnres": DepthAttention(
+        "softmax-weighted mean of all earlier outputs, by a learned query for each branch", ATTNRES
+    ),
+    "attnres-2": DepthAttention("attnres over sums of groups of 2 branches", ATTNRES, group=2),
+    "attnres-4": DepthAttention("attnres over sums of groups of 4 branches", ATTNRES, group=4),
+    "attnres-8": DepthAttention("attnres over sums of groups of 8 branches", ATTNRES, group=8),
+    "dar": DepthAttention(
+        "as attnres, with logits / sqrt(d), over the last outputs of finished groups of 4 and all of the running one",
+        "arXiv 2605.20708, static queries",
+        group=4,
+        sums=False,
+        scaled=True,
+    ),
+    "dar-t": DepthAttention(
+        "dar with queries q + c e(t), c learned, from 0",
+        "arXiv 2605.20708, static queries and time; the start of c is our reading",
+        group=4,
+        sums=False,
+        scaled=True,
+        time=True,
     ),
 }

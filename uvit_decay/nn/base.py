@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from uvit_decay import decay
+from uvit_decay.nn.depth_attention import DepthReader, Sources
 from uvit_decay.nn.long_skips import LongSkips, SkipPlan, build_long_skips
 from uvit_decay.runtime.errors import UserError, check_numbers, check_whole, explained
 
@@ -128,6 +129,7 @@ class DecayedNet(
     shortcuts: decay.Shortcuts
     long_skips: LongSkips | None  # factors of the long skips, None where they are plain
     merges: tuple[decay.Merge, ...]  # of long skips into the decayed stream
+    depth_attention: DepthReader | None  # in place of the shortcuts
 
     def save_pretrained(self, save_directory: str | Path, *, config: Any = None, **options: Any) -> str | None:
         """Write config.json, model.safetensors and README.md; the options are huggingface_hub's."""
@@ -150,7 +152,9 @@ class DecayedNet(
         `config` gets what a function of the user's own gave, so that a checkpoint is read without that function.
         """
         self.shortcuts = shortcuts
-        self.long_skips, self.merges = None, ()
+        self.long_skips, self.merges, self.depth_attention = None, (), None
+        if shortcuts.depth is not None:
+            self.depth_attention = DepthReader(shortcuts.depth, len(shortcuts.alphas), self.dim)
         if not isinstance(self.config["schedule"], str):
             self.config["schedule"] = [list(pair) for pair in zip(shortcuts.alphas, shortcuts.betas, strict=True)]
         decay.register_weights(self, shortcuts, self.dim)
@@ -196,14 +200,24 @@ class DecayedNet(
                 block.zero_init()
 
     def run_blocks(
-        self, tokens: Tensor, blocks: Sequence[nn.Module], skips: int, *conditions: Tensor, keep: Tensor | None = None
+        self,
+        tokens: Tensor,
+        blocks: Sequence[nn.Module],
+        skips: int,
+        *conditions: Tensor,
+        keep: Tensor | None = None,
+        time: Tensor | None = None,
     ) -> Iterator[Tensor]:
         """Yield `tokens`, then the state after each block.
 
         The last `skips` blocks read the states after the first ones, last in, first out: a long skip at each height.
-        `keep` (2 L, b) multiplies the output of every branch, for stochastic depth.
+        `keep` (2 L, b) multiplies the output of every branch, for stochastic depth. `time` (b, d) is the embedded time
+        for attention over depth, where the state after a block is what the next branch reads.
         """
         yield tokens
+        if self.depth_attention is not None:
+            yield from self._run_across(tokens, blocks, skips, conditions, keep, time)
+            return
         unread: list[Tensor] = []
         for k, block in enumerate(blocks):
             inputs = [*conditions, *self._weights(k, keep, is_compiled(block))]
@@ -215,6 +229,36 @@ class DecayedNet(
                 unread.append(tokens)
             yield tokens
 
+    def _run_across(
+        self,
+        tokens: Tensor,
+        blocks: Sequence[nn.Module],
+        skips: int,
+        conditions: Sequence[Tensor],
+        keep: Tensor | None,
+        time: Tensor | None,
+    ) -> Iterator[Tensor]:
+        """Yield the state after each block with attention over depth, see `uvit_decay.nn.depth_attention`."""
+        sources = Sources(self.depth_attention.kind, tokens, 2 * len(blocks))
+        state, unread = tokens, []
+        for k, block in enumerate(blocks):
+            if k >= len(blocks) - skips:
+                j, skip = k - len(blocks) + skips, unread.pop()
+                merge = None if self.long_skips is None else self.long_skips(j, skip, is_compiled(block))
+                sources.add_merge(self.run_block(block, state, skip, *conditions, merge=merge, part="merge"))
+                state = self.depth_attention(sources, time)
+            for branch, part in ((2 * k, "attention"), (2 * k + 1, "mlp")):
+                output = self.run_block(block, state, None, *conditions, part=part)
+                sources.add_branch(output if keep is None else output * keep[branch, :, None, None])
+                state = self.depth_attention(sources, time)
+            if k < skips:
+                unread.append(state)
+            yield state
+
+    def measure_mixing(self, *inputs: Tensor) -> Tensor:
+        """Return the mixing matrix of attention over depth on a batch, see `decay.mixing_matrix`."""
+        return self.depth_attention.measure(self, inputs, len(self.merges))
+
     def _weights(self, k: int, keep: Tensor | None, as_tensors: bool) -> Iterator[Sequence[float | Tensor]]:
         """Return alphas, betas and scales of block k; see `decay.branch_weights` for `as_tensors`."""
         pair = [decay.branch_weights(self, self.shortcuts, i, as_tensors) for i in (2 * k, 2 * k + 1)]
@@ -223,14 +267,14 @@ class DecayedNet(
             pair = [branch._replace(beta=branch.beta * drawn) for branch, drawn in zip(pair, kept, strict=True)]
         return zip(*pair, strict=True)
 
-    def run_block(self, block: nn.Module, *inputs: object) -> Tensor:
-        """Return block(*inputs).
+    def run_block(self, block: nn.Module, *inputs: object, **options: object) -> Tensor:
+        """Return block(*inputs, **options).
 
         With `checkpointing`, training recomputes the block in the backward pass instead of storing its activations.
         """
         if self.checkpointing and self.training and torch.is_grad_enabled():
-            return checkpoint(block, *inputs, use_reentrant=False)
-        return block(*inputs)
+            return checkpoint(block, *inputs, use_reentrant=False, **options)
+        return block(*inputs, **options)
 
     def null_labels(self, count: int, device: torch.device) -> Tensor:
         """Return the null label `count` times, (count,) int64; raise a UserError if the network has none."""

@@ -25,6 +25,7 @@ Heads = Float[Tensor, "b h n k"]
 NormType = Literal["layer", "rms"]
 Norm = nn.LayerNorm | nn.RMSNorm
 SkipMerge = Literal["add", "concat"]
+Part = Literal["merge", "attention", "mlp"]  # of a block
 Factors = Sequence[float | Tensor]  # of the attention branch and of the MLP branch
 PLAIN: Factors = (1.0, 1.0)
 
@@ -135,11 +136,17 @@ class Block(nn.Module):
         betas: Factors = PLAIN,
         scales: Factors = PLAIN,
         merge: MergeWeights | None = None,
+        part: Part | None = None,
     ) -> Tokens:
         """Apply x <- alpha x + beta f(scale norm(x)) for attention, then for the MLP.
 
         `skip` is given if and only if the block was built with skip=True; `merge` are its factors, if it is scaled.
+        With `part` the output of this part alone is returned, without shortcuts, for attention over depth.
         """
+        if part == "merge":
+            return merged(self.skip_linear, x, skip, merge)
+        if part is not None:
+            return self.attn(self.norm1(x)) if part == "attention" else self.mlp(self.norm2(x))
         if self.skip_linear is not None:
             x = merged(self.skip_linear, x, skip, merge)
         x = decayed_add(x, self.attn(scaled(self.norm1(x), scales[0])), alphas[0], betas[0])
@@ -187,15 +194,19 @@ class AdaLNBlock(nn.Module):
         x: Tokens,
         skip: Tokens | None,
         c: Float[Tensor, "b d"],
-        alphas: Factors,
+        alphas: Factors = PLAIN,
         betas: Factors = PLAIN,
         scales: Factors = PLAIN,
         merge: MergeWeights | None = None,
+        part: Part | None = None,
     ) -> Tokens:
         """Apply x <- alpha x + beta gate f(scale norm(x)) for attention, then for the MLP.
 
-        `skip` is given if and only if the block was built to merge one; `merge` are its factors, if it is scaled.
+        `skip` is given if and only if the block was built to merge one; `merge` are its factors, if it is scaled. With
+        `part` the output of this part alone is returned, without shortcuts, for attention over depth.
         """
+        if part is not None:
+            return self._part(part, x, skip, c, merge)
         if self.skip is not None:
             if self.concat:
                 x = merged(self.skip, x, skip, merge)
@@ -207,6 +218,18 @@ class AdaLNBlock(nn.Module):
         x = decayed_add(x, gate1 * self.attn(modulate(normed, shift1, scale1)), alphas[0], betas[0])
         normed = scaled(self.norm2(x), scales[1])
         return decayed_add(x, gate2 * self.mlp(modulate(normed, shift2, scale2)), alphas[1], betas[1])
+
+    def _part(self, part: Part, x: Tokens, skip: Tokens | None, c: Tensor, merge: MergeWeights | None) -> Tokens:
+        """Return the output of a branch, with its gate, or what a merge adds (`add`) or gives (`concat`)."""
+        if part == "merge":
+            if self.concat:
+                return merged(self.skip, x, skip, merge)
+            return merge_linear(self.skip, scaled_skip(skip, merge), merge)
+        parts = self.adaLN_modulation(c)[:, None].chunk(6, dim=-1)
+        shift, scale, gate = parts[:3] if part == "attention" else parts[3:]
+        if part == "attention":
+            return gate * self.attn(modulate(self.norm1(x), shift, scale))
+        return gate * self.mlp(modulate(self.norm2(x), shift, scale))
 
     def silence_skip(self) -> None:
         """Initialise the long skip without effect: W = 0 for `add`, W = [I, 0] for `concat`, where W maps x too."""

@@ -168,6 +168,10 @@ def _alpha_min_of_stream(config: Mapping[str, Any], shortcuts: decay.Shortcuts, 
                 "set schedule to gain, or give an alpha_min: stream:0.8"
             )
         return config["alpha_min"]
+    if shortcuts.depth is not None:
+        raise UserError(
+            f"skip_scale {scale}: the schedule {schedule} has no stream; set skip_scale to a number or kappa"
+        )
     if shortcuts.learned == "alphas" or set(shortcuts.alphas) != {1.0}:
         raise UserError(
             f"skip_scale {scale}: the schedule {schedule!r} with alpha_min {config['alpha_min']} has alphas other than "

@@ -167,8 +167,9 @@ class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         layers: tuple[int, ...] = (),
     ) -> Float[Tensor, "b k h w"] | tuple[Float[Tensor, "b k h w"], tuple[Tokens, ...]]:
         """Return the prediction; with `layers` also their token states, see `HasIntermediates`."""
-        c = self._condition(t, y)
-        tokens, states = last_and_kept(self._states(x, c), layers)
+        time = self._embedded_time(t)
+        c = self._condition(time, y)
+        tokens, states = last_and_kept(self._states(x, c, time), layers)
         output = unpatchify(self.final_layer(tokens, c), self.channels * (2 if self.config["learn_sigma"] else 1))
         if not self.learned_variance:
             output = output[:, : self.channels]
@@ -178,20 +179,24 @@ class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         self, x: Float[Tensor, "b c h w"], t: Float[Tensor, " b"], y: Int[Tensor, " b"] | None = None
     ) -> Iterator[Tokens]:
         """Yield the token states after the embeddings and after every block (`layers`); y = None is the null label."""
-        return self._states(x, self._condition(t, y))
+        time = self._embedded_time(t)
+        return self._states(x, self._condition(time, y), time)
 
-    def _condition(self, t: Tensor, y: Tensor | None) -> Float[Tensor, "b d"]:
-        """Return the condition c of all blocks: the embedding of SiT's time 1 - t, or DiT's, plus that of the label."""
-        c = self.t_embedder(_level(t) if self.config["time"] == "dit" else 1.0 - t)
+    def _embedded_time(self, t: Float[Tensor, " b"]) -> Float[Tensor, "b d"]:
+        """Return the embedding of SiT's time 1 - t, or of DiT's."""
+        return self.t_embedder(_level(t) if self.config["time"] == "dit" else 1.0 - t)
+
+    def _condition(self, time: Float[Tensor, "b d"], y: Tensor | None) -> Float[Tensor, "b d"]:
+        """Return the condition c of all blocks: the embedded time plus the embedding of the label."""
         if not self.num_classes:
-            return c
-        return c + self.y_embedder(self.null_labels(len(t), t.device) if y is None else y)
+            return time
+        return time + self.y_embedder(self.null_labels(len(time), time.device) if y is None else y)
 
-    def _states(self, x: Tensor, c: Tensor) -> Iterator[Tokens]:
+    def _states(self, x: Tensor, c: Tensor, time: Tensor) -> Iterator[Tokens]:
         blocks = self._blocks()
         skips = len(blocks) // 2 if self.config["wiring"] == "decayed" else 0
         patches = self.x_embedder(x).contiguous()  # blocks are compiled for the strides of their input, too
-        return self.run_blocks(patches + self.pos_embed, blocks, skips, c)
+        return self.run_blocks(patches + self.pos_embed, blocks, skips, c, time=time)
 
 
 def _level(t: Float[Tensor, " b"]) -> Float[Tensor, " b"]:

@@ -151,13 +151,18 @@ class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         self, x: Float[Tensor, "b c h w"], t: Float[Tensor, " b"], y: Int[Tensor, " b"] | None = None
     ) -> Iterator[Tokens]:
         """Yield the token states after the embeddings and after every block (`layers`); y = None is the null label."""
-        return self.run_blocks(self._embed(x, t, y), self.blocks(), len(self.out_blocks) * self.config["skip"])
+        time = self._embedded_time(t)
+        skips = len(self.out_blocks) * self.config["skip"]
+        return self.run_blocks(self._embed(x, time, y), self.blocks(), skips, time=time)
 
-    def _embed(self, x: Tensor, t: Tensor, y: Tensor | None) -> Tokens:
-        """Return the tokens [label, time, patches], without a label for an unconditional network."""
+    def _embedded_time(self, t: Float[Tensor, " b"]) -> Float[Tensor, "b d"]:
+        """Return the embedding of the time, in the dtype of the weights."""
         with without_autocast(t):
-            # in the dtype of the weights, which is float32 but for a network that was converted as a whole
-            time = self.time_embed(timestep_embedding(self.time_scale * t, self.dim).to(self.pos_embed.dtype))
+            # float32 but for a network that was converted as a whole
+            return self.time_embed(timestep_embedding(self.time_scale * t, self.dim).to(self.pos_embed.dtype))
+
+    def _embed(self, x: Tensor, time: Float[Tensor, "b d"], y: Tensor | None) -> Tokens:
+        """Return the tokens [label, time, patches], without a label for an unconditional network."""
         tokens = [time[:, None], self.patch_embed(x)]
         if self.num_classes:
             if y is None:

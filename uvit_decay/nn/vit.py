@@ -50,6 +50,8 @@ class Encoder(DecayedNet):
         self.pos_embed = nn.Parameter(positions(self.image_size // self.patch_size, self.dim))
         self.blocks = self.block_list(self.dim, config["heads"], config["depth"])
         self.record_shortcuts(decay.shortcuts(len(self.blocks), **{name: config[name] for name in DECAY}))
+        if self.shortcuts.depth is not None and self.shortcuts.depth.time:
+            raise UserError(f"the schedule {config['schedule']} needs a denoiser's time: set schedule to dar")
         self.layers = block_layers(self.decayed_blocks(), denoiser=False)
 
     def block_list(self, dim: int, heads: int, depth: int) -> nn.ModuleList:

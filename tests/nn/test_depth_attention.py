@@ -1,0 +1,201 @@
+"""Attention over depth: values against the equations, identities, gradients, and what refuses it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from mae_reference import SMALL as SMALL_MAE
+from networks import CONCAT_SIT, DECAYED_SIT, MASKED, SIT, UVIT, VIT, blocks_of
+from torch import nn
+from torch.autograd import gradcheck
+
+from uvit_decay.decay import DEPTH_ATTENTION, DepthAttention, attach, mixing_matrix, shortcuts
+from uvit_decay.nn import MAE, ResNet, ViT
+from uvit_decay.nn.block import AdaLNBlock
+from uvit_decay.nn.depth_attention import DepthReader, Sources
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.instantiate import Spec, build
+
+BRANCHES, DIM = 6, 5
+DENOISERS = (UVIT, SIT, DECAYED_SIT, CONCAT_SIT)
+KINDS = (*DENOISERS, MASKED, VIT)
+each_schedule = pytest.mark.parametrize("schedule", DEPTH_ATTENTION)
+
+
+def fitting(kind):
+    """The schedules of a network: those with time need a denoiser."""
+    return [name for name, entry in DEPTH_ATTENTION.items() if kind in DENOISERS or not entry.time]
+
+
+EVERY = [(kind, schedule) for kind in KINDS for schedule in fitting(kind)]
+every = pytest.mark.parametrize(("kind", "schedule"), EVERY, ids=lambda value: getattr(value, "name", value))
+
+
+def reader(kind, std):
+    torch.manual_seed(1)
+    found = DepthReader(kind, BRANCHES, DIM).double()
+    for parameter in found.parameters():
+        nn.init.normal_(parameter, std=std)
+    return found
+
+
+def values():
+    torch.manual_seed(0)
+    return torch.randn(BRANCHES + 1, 2, 3, DIM, dtype=torch.float64)
+
+
+def states(found, outputs, time=None):
+    """What each reader but the first reads, given the embeddings and the outputs of branches."""
+    sources, rows = Sources(found.kind, outputs[0], BRANCHES), []
+    for output in outputs[1:]:
+        sources.add_branch(output)
+        rows.append(found(sources, time))
+    return torch.stack(rows)
+
+
+def seen_by(kind, reader, v):
+    """The sources of a reader, 2..N + 1, written again from the papers."""
+    done, s = reader - 1, kind.group
+    whole = (done - (reader > BRANCHES)) // s  # the output sees the last group as it is while it runs
+    if kind.sums:
+        whole = done // s
+        groups = [v[1 + n * s : 1 + (n + 1) * s].sum(0) for n in range(whole)]
+        running = [v[1 + whole * s : 1 + done].sum(0)] if done > whole * s else []
+        return [v[0], *groups, *running]
+    return [v[0], *(v[n * s] for n in range(1, whole + 1)), *v[1 + whole * s : 1 + done]]
+
+
+@each_schedule
+def test_readers_compute_the_equations(schedule):
+    kind, v, time = DEPTH_ATTENTION[schedule], values(), torch.randn(2, DIM, dtype=torch.float64)
+    found = reader(kind, 0.7)
+    for i, row in enumerate(states(found, v, time if kind.time else None)):
+        query = found.queries[i]
+        seen = torch.stack(seen_by(kind, i + 2, v))
+        q = query.query + (query.time * time if kind.time else 0)
+        normed = torch.nn.functional.rms_norm(seen, (DIM,), query.norm, 1e-6)
+        logits = torch.einsum("sbnd,bd->sbn", normed, q.expand(2, DIM)) * (DIM**-0.5 if kind.scaled else 1)
+        expected = (logits.softmax(dim=0)[..., None] * seen).sum(0)
+        torch.testing.assert_close(row, expected, rtol=1e-10, atol=1e-10)
+
+
+@each_schedule
+def test_queries_of_zero_and_equal_logits_give_the_mean_of_the_sources(schedule):
+    kind, v = DEPTH_ATTENTION[schedule], values()
+    time = torch.ones(2, DIM, dtype=torch.float64)
+    start = DepthReader(kind, BRANCHES, DIM).double()
+    for i, row in enumerate(states(start, v, time if kind.time else None)):
+        torch.testing.assert_close(row, torch.stack(seen_by(kind, i + 2, v)).mean(0))
+    equal = v[:1].expand(BRANCHES + 1, -1, -1, -1)  # equal sources have equal logits, whatever the query
+    if not kind.sums or kind.group == 1:
+        rows = states(reader(kind, 0.7), equal, time if kind.time else None)
+        torch.testing.assert_close(rows, equal[1:])
+
+
+@pytest.mark.parametrize("sums", [False, True])
+def test_groups_of_one_are_the_full_form(sums):
+    one = DepthAttention("", "", group=1, sums=sums)
+    full = DepthAttention("", "", group=10**6, sums=False)  # a single group, all outputs of which are seen
+    torch.testing.assert_close(states(reader(one, 0.7), values()), states(reader(full, 0.7), values()))
+
+
+@each_schedule
+def test_gradients_are_those_of_finite_differences(schedule):
+    kind = DEPTH_ATTENTION[schedule]
+    found = reader(kind, 0.5)
+    time = torch.randn(2, DIM, dtype=torch.float64) if kind.time else None
+    parameters = list(found.parameters())
+    outputs = values()[:, :1, :2].clone().requires_grad_()
+    time = None if time is None else time[:1]
+
+    def function(outputs, *_):
+        return states(found, outputs, time)
+
+    assert gradcheck(function, (outputs, *parameters), eps=1e-6, atol=1e-6)
+
+
+@every
+def test_networks_read_what_their_matrix_says_and_train_all_queries(kind, schedule):
+    """With queries of 0 the weights are equal for all tokens, so the matrix is exact."""
+    torch.manual_seed(0)
+    net = kind.loaded(schedule=schedule).double() if kind in (MASKED, VIT) else kind.small(schedule=schedule).double()
+    body = net.net if kind is MASKED else net
+    for name, parameter in net.named_parameters():
+        if "depth_attention" not in name:
+            nn.init.normal_(parameter, std=0.2)
+    arguments = [x.double() if x.is_floating_point() else x for x in kind.inputs()]
+    arguments = arguments[:1] if kind is VIT else arguments
+    inputs, branches, merges, gates = [], [], [], []
+    for block in blocks_of(body)[: len(body.shortcuts.alphas) // 2]:
+        gated = isinstance(block, AdaLNBlock)
+        block.norm1.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
+        block.norm2.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
+        block.attn.register_forward_hook(lambda *call: branches.append(call[-1]))
+        block.mlp.register_forward_hook(lambda *call: branches.append(call[-1]))
+        if gated:
+            block.adaLN_modulation.register_forward_hook(lambda *call: gates.append(call[-1][:, None]))
+        if merge := (block.skip if gated else block.skip_linear):
+            merge.register_forward_hook(lambda *call: merges.append(call[-1]))
+    with torch.no_grad():
+        matrix = mixing_matrix(body, *arguments)
+    for i, gate in enumerate(gates):
+        branches[i] = gate.chunk(6, dim=-1)[5 if i % 2 else 2] * branches[i]
+    sources = torch.stack([inputs[0], *branches, *merges])
+    rows = torch.stack(inputs)
+    found = torch.einsum("ls,sbnd->lbnd", matrix[:-1], sources)
+    torch.testing.assert_close(found, rows, rtol=1e-9, atol=1e-9)
+    net(*arguments).square().mean().backward()
+    assert all(query.query.grad.abs().max() > 0 for query in body.depth_attention.queries)
+    assert all(query.time is None or query.time.grad.abs().max() > 0 for query in body.depth_attention.queries)
+
+
+@every
+def test_queries_are_recorded_and_blocks_may_be_recomputed(kind, schedule):
+    make = kind.loaded if kind in (MASKED, VIT) else kind.small
+    net, arguments = make(schedule=schedule).train(), kind.inputs()
+    for parameter in net.parameters():
+        nn.init.normal_(parameter, std=0.1)
+    body = net.net if kind is MASKED else net
+    again = build(Spec.of(type(body), body.config), type(body), "uvit_decay.nn")
+    again.load_state_dict(body.state_dict())
+    recomputed = make(schedule=schedule, checkpointing=True).train()
+    recomputed.load_state_dict(net.state_dict())
+    outputs = net(*arguments), recomputed(*arguments)
+    for output in outputs:
+        output.square().mean().backward()
+    torch.testing.assert_close(*outputs)
+    for (name, parameter), other in zip(net.named_parameters(), recomputed.parameters(), strict=True):
+        if parameter.grad is not None:
+            torch.testing.assert_close(parameter.grad, other.grad, msg=lambda m, n=name: f"{n}: {m}")
+    with pytest.raises((UserError, RuntimeError), match="depth_attention"):
+        make().load_state_dict(net.state_dict())
+    with pytest.raises((UserError, RuntimeError), match="depth_attention"):
+        make(schedule=schedule).load_state_dict(make().state_dict())
+
+
+@each_schedule
+def test_what_does_not_fit_is_one_line(schedule):
+    for options in (dict(alpha_min=0.7), dict(alpha_min=1.0, branches="mlp")):
+        with pytest.raises(UserError, match=schedule):
+            shortcuts(2, schedule=schedule, **options)
+    with pytest.raises(UserError, match=schedule):
+        UVIT.small(schedule=schedule, skip_scale="stream:0.8")
+    with pytest.raises(UserError, match=schedule):
+        ResNet(32, width=4, stem="cifar", schedule=schedule)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True)
+    with pytest.raises(UserError, match=schedule):
+        attach(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), 1.0, schedule)
+    with pytest.raises(UserError, match="batch"):
+        mixing_matrix(shortcuts(2, 1.0, schedule))
+
+
+def test_a_network_without_time_refuses_queries_of_time():
+    for make in (lambda: ViT(16, 4, 3, 16, 2, 2, schedule="dar-t"), lambda: MAE(**SMALL_MAE, schedule="dar-t")):
+        with pytest.raises(UserError, match="dar-t"):
+            make()
+
+
+def test_the_documentation_lists_the_table():
+    text = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    for name, entry in DEPTH_ATTENTION.items():
+        assert f"| `{name}` | {entry.formula} | queries | {entry.source} |" in text
