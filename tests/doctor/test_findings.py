@@ -4,6 +4,7 @@ import math
 from contextlib import nullcontext
 
 import pytest
+import torch
 from conftest import tiny_task, tiny_trainer
 from lightning.pytorch import Trainer
 from refusals import raises_user_error
@@ -60,6 +61,13 @@ def test_a_checkpoint_has_the_size_that_was_computed(tmp_path, callbacks):
     actual = (tmp_path / "checkpoints" / "last.ckpt").stat().st_size
     tensors = 12 * len(list(task.net.parameters()))
     assert 0 < actual - computed < 32_768 + 1024 * tensors  # names, headers and counts
+
+
+def test_the_size_of_a_checkpoint_includes_what_the_task_holds_beside_its_network():
+    task = tiny_task()
+    before = checkpoint_bytes(task, [])
+    task.projector, task.teacher = torch.nn.Linear(16, 100), torch.nn.Linear(16, 100).requires_grad_(False)
+    assert checkpoint_bytes(task, []) - before == 3 * 4 * 1700  # weights and AdamW's two moments
 
 
 def test_checkpoints_that_stay_are_counted():

@@ -14,6 +14,7 @@ from uvit_decay.callbacks.ema import EMA
 from uvit_decay.doctor.rehearsal import FORWARD, Measured
 from uvit_decay.doctor.report import Finding, Level, Run, duration, gib
 from uvit_decay.tasks import Task
+from uvit_decay.tasks.own import own_parameters
 from uvit_decay.tasks.resumption.files import runs_of
 
 TIGHT = 0.9  # share of the memory beyond which fragments may not fit
@@ -69,7 +70,8 @@ def _validation(run: Run, found: Measured) -> float:
 def checkpoint_bytes(task: Task, callbacks: Iterable[Callback]) -> int:
     """Return the bytes of a checkpoint: weights, the optimizer's moments, and float32 averages."""
     trained = sum(p.nbytes for p in task.net.parameters() if p.requires_grad)
-    weights = sum(tensor.nbytes for tensor in {*task.net.parameters(), *task.net.buffers()})
+    trained += sum(p.nbytes for _, p in own_parameters(task))
+    weights = sum(tensor.nbytes for tensor in task.state_dict().values())
     averages = sum(isinstance(callback, EMA) for callback in callbacks)
     averaged = 4 * averages * sum(parameter.numel() for parameter in task.net.parameters())
     return weights + task.optim.tensors_per_parameter() * trained + averaged
