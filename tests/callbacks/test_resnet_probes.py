@@ -24,7 +24,7 @@ def probes(**options):
 
 def classifier():
     torch.manual_seed(0)
-    return ClassifyTask(ResNet(8, 1, width=4, num_classes=10, stem="cifar", alpha_min=0.7, pixels="unit"))
+    return ClassifyTask(ResNet(8, 1, width=8, num_classes=10, stem="cifar", alpha_min=0.7, pixels="unit"))
 
 
 def fit(folder, *callbacks, data, ckpt_path=None, **options):

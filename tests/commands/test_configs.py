@@ -14,7 +14,7 @@ SMALL = ["--model.net.dim=16", "--model.net.depth=2", "--model.net.heads=2", "--
 LATENT = [*SMALL, "--model.net.image_size=4", "--data.classes=null", "--data.num_workers=0"]
 TOKENS = ["--model.net.image_size=16", "--data.image_size=16", "--model.net.patch_size=4", "--data.num_workers=0"]
 MAE_SMALL = [*SMALL, *TOKENS, "--model.net.decoder_dim=8", "--model.net.decoder_depth=2", "--model.net.decoder_heads=2"]
-RESNET_SMALL = ["--model.net.width=4", *(flag for flag in TOKENS if "patch_size" not in flag), "--data.batch_size=4"]
+RESNET_SMALL = ["--model.net.width=8", *(flag for flag in TOKENS if "patch_size" not in flag), "--data.batch_size=4"]
 CLASSIFIER = [*SMALL, *TOKENS, "--model.net.num_classes=2", "--data.test_path=null", "--data.holdout=0.4"]
 TINY = {
     "digits": ["--model.net.dim=16", "--model.net.depth=2"],
@@ -94,7 +94,7 @@ def test_the_baseline_starts_from_the_same_weights(config):
     states = []
     for changed in ({}, {"alpha_min": 1.0}):
         torch.manual_seed(0)
-        small = {"width": 4} if kind is ResNet else {"dim": 16, "depth": 2, "heads": 2}
+        small = {"width": 8} if kind is ResNet else {"dim": 16, "depth": 2, "heads": 2}
         states.append(kind(**spec["init_args"] | small | changed).state_dict())
     assert [name for name in states[0] if not torch.equal(states[0][name], states[1][name])] == ["alphas"]
     if kind is UViT:

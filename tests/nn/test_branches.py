@@ -37,4 +37,4 @@ def test_norms_are_those_of_the_terms_of_each_sum(kind, options, monkeypatch):
 
 def test_a_resnet_is_refused():
     with raises_user_error("BranchNorms"):
-        BranchTerms(ResNet(16, width=4, stem="cifar"))
+        BranchTerms(ResNet(16, width=8, stem="cifar"))

@@ -181,7 +181,7 @@ def test_what_does_not_fit_is_one_line(schedule):
     with pytest.raises(UserError, match=schedule):
         UVIT.small(schedule=schedule, skip_scale="stream:0.8")
     with pytest.raises(UserError, match=schedule):
-        ResNet(32, width=4, stem="cifar", schedule=schedule)
+        ResNet(32, width=8, stem="cifar", schedule=schedule)
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True)
     with pytest.raises(UserError, match=schedule):
         attach(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), 1.0, schedule)

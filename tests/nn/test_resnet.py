@@ -16,7 +16,7 @@ from uvit_decay import decay
 from uvit_decay.nn import ResNet
 from uvit_decay.nn.intermediates import HasIntermediates
 
-SMALL = {"image_size": 16, "width": 4, "num_classes": 5, "stem": "cifar"}
+SMALL = {"image_size": 16, "width": 8, "num_classes": 5, "stem": "cifar"}
 TO_IMAGENET = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
@@ -91,7 +91,7 @@ def test_the_stems(stem, side):
 
 
 def test_any_channels_and_sizes_without_a_classifier():
-    net = ResNet(image_size=20, channels=2, width=4, stem="cifar", pixels="unit")
+    net = ResNet(image_size=20, channels=2, width=8, stem="cifar", pixels="unit")
     assert next(net.forward_intermediates(torch.zeros(2, 2, 20, 20))).shape == (2, 1, 32)
     with raises_user_error("num_classes"):
         net(torch.zeros(2, 2, 20, 20))

@@ -154,9 +154,9 @@ def test_a_resnet_takes_the_entries_that_do_not_count_blocks_of_two():
     for name, kind in SHORTCUTS.items():
         if kind.blocks:
             with raises_user_error("ResNet"):
-                ResNet(32, width=4, stem="cifar", **options(name))
+                ResNet(32, width=8, stem="cifar", **options(name))
         else:
-            net = ResNet(16, width=4, stem="cifar", num_classes=2, **options(name))
+            net = ResNet(16, width=8, stem="cifar", num_classes=2, **options(name))
             net(torch.randn(4, 3, 16, 16)).square().sum().backward()
             assert name not in LEARNED or getattr(net, LEARNED[name]).grad.abs().max() > 0
 

@@ -20,7 +20,7 @@ VALIDATION = {"limit_val_batches": 1.0, "val_check_interval": 4, "check_val_ever
 
 def small_resnet():
     torch.manual_seed(0)
-    return ResNet(8, 1, width=4, num_classes=10, stem="cifar", alpha_min=0.7, pixels="unit")
+    return ResNet(8, 1, width=8, num_classes=10, stem="cifar", alpha_min=0.7, pixels="unit")
 
 
 @pytest.mark.parametrize("make", [fine_tuning, linear_probe, lambda: ClassifyTask(small_resnet())])

@@ -85,7 +85,7 @@ def test_positions_of_another_size_are_interpolated_as_published(mae, size):
             lambda: small_vit(dim=32, depth=4),
             ("net.dim 16", "--model.net.dim 16", "net.depth 2", "--model.net.depth 2"),
         ),
-        (lambda: ResNet(8, 1, width=4, depth=8, num_classes=10, pixels="unit"), ("MAE", "ResNet")),
+        (lambda: ResNet(8, 1, width=8, depth=8, num_classes=10, pixels="unit"), ("MAE", "ResNet")),
     ],
     ids=["alphas", "qk_norm", "norm_type", "patches", "two", "class"],
 )

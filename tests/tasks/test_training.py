@@ -112,7 +112,7 @@ def test_a_task_loaded_from_a_checkpoint_samples_as_the_one_that_wrote_it(tmp_pa
         (lambda: tiny_task(tiny_net(null_label=False)), ("label_dropout", "null label")),
         (lambda: tiny_task(lr=-1.0), ("lr", "(0, inf)", "-1.0")),
         (lambda: tiny_task(small_vit()), ("ViT", "MAETask", "ClassifyTask")),
-        (lambda: tiny_task(ResNet(8, 1, width=4, pixels="unit")), "ResNet"),
+        (lambda: tiny_task(ResNet(8, 1, width=8, pixels="unit")), "ResNet"),
         (lambda: tiny_task(SiT(8, 2, 1, learn_sigma=True, learned_variance=True)), "learned variance"),
         (lambda: tiny_task(label_dropout=1.5), ("label_dropout", "[0, 1]")),
         (lambda: tiny_task(label_dropout=0.0), "guidance 2 needs label_dropout above 0"),
