@@ -9,7 +9,6 @@ from inception_files import prepared, random_weights
 from refusals import find_line, raises_user_error
 
 from uvit_decay.metrics import Inception, inception_net
-from uvit_decay.runtime import download
 from uvit_decay.runtime.errors import UserError
 
 
@@ -85,7 +84,7 @@ def cached(monkeypatch, tmp_path):
         raise OSError("no network")
 
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    monkeypatch.setattr(download.urllib.request, "urlopen", unreachable)
+    monkeypatch.setattr(torch.hub, "download_url_to_file", unreachable)
     return tmp_path / "hub" / "checkpoints" / "weights-inception-2015-12-05-6726825d.pth"
 
 

@@ -76,7 +76,7 @@ def test_its_features_are_what_the_classifier_reads():
     net.avgpool.register_forward_hook(lambda m, a, out: seen.append(out))
     x = images(16, 3)
     (features,) = net.forward_intermediates(x)
-    assert features.shape == (3, 1, net.dim) == (3, 1, 32)
+    assert features.shape == (3, 1, net.dim) == (3, 1, 64)
     torch.testing.assert_close(features[:, 0], seen[0].flatten(1))
     torch.testing.assert_close(net(x), net.linear_head(features[:, 0]))
 
@@ -87,12 +87,12 @@ def test_the_stems(stem, side):
     seen = []
     net.blocks()[0].register_forward_pre_hook(lambda m, args: seen.append(args[0].shape))
     net(images(16))
-    assert seen == [(2, 4, side, side)]
+    assert seen == [(2, 8, side, side)]
 
 
 def test_any_channels_and_sizes_without_a_classifier():
     net = ResNet(image_size=20, channels=2, width=8, stem="cifar", pixels="unit")
-    assert next(net.forward_intermediates(torch.zeros(2, 2, 20, 20))).shape == (2, 1, 32)
+    assert next(net.forward_intermediates(torch.zeros(2, 2, 20, 20))).shape == (2, 1, 64)
     with raises_user_error("num_classes"):
         net(torch.zeros(2, 2, 20, 20))
 

@@ -200,7 +200,7 @@ def test_lists_and_functions_of_ones_own_are_recorded_as_numbers():
     ],
 )
 def test_a_list_that_does_not_fit_is_one_line(numbers):
-    with raises_user_error("b4", "branches|alphas"):
+    with raises_user_error(4):
         read_weights(numbers, 4)
 
 
@@ -228,7 +228,7 @@ def test_flags_take_lists_of_alphas_and_pairs():
 def test_a_function_is_read_as_a_list():
     assert shortcuts(2, 1.0, lambda count: np.full(count, 0.5)) == decay.weighted([0.5] * 4)
     for wrong in ([1e39] * 4, None):
-        with raises_user_error("b4"):
+        with raises_user_error(4):
             shortcuts(2, 1.0, lambda count, wrong=wrong: wrong)
 
 

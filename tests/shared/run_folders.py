@@ -55,8 +55,8 @@ def a_run(
         values |= {MEAN_SHARE: mean_share} if mean_share else {}
         append(run / PROBES, measurement(step, values, {"pool": pool}))
     if metadata is not None:
-        append(run / GENERATION, measurement(earlier, {"fid": 99.0, "is": 1.0}, metadata))
-        append(run / GENERATION, measurement(at, {"fid": fid, "is": 2.0}, metadata))
+        append(run / GENERATION, measurement(earlier, {"fd": 99.0, "is": 1.0}, metadata))
+        append(run / GENERATION, measurement(at, {"fd": fid, "is": 2.0}, metadata))
     if top1 is not None:
         lines = ["val/top1,step,train/loss", ",10,2.5", "0.1,20,", f"{top1},180,", "0."]  # killed while it wrote
         (run / "metrics.csv").write_text("\n".join(lines))
