@@ -106,7 +106,9 @@ def attach(
     """
     hooks = (hook for module in model.modules() for hook in module._forward_pre_hooks.values())
     if any(isinstance(getattr(hook, "__self__", None), HookedBranches) for hook in hooks):
-        raise UserError("this model is attached already: call remove() of what attach returned, then attach it anew")
+        raise UserError(
+            "this model is attached already: call remove() of the object that attach returned, then attach again"
+        )
     named = known_pairs(model) if pairs is None else pairs
     groups = _hooked_branches(model, named)
     per_block, count = _per_block(named), sum(len(group.norms) for group in groups)

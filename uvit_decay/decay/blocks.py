@@ -76,7 +76,7 @@ def _resnet_block(name: str, block: nn.Module, ends: tuple[str, ...]) -> Pairs:
 
 
 # Classes by name, so that no library is imported. The names of a block's modules would not identify it: timm's
-# ResPostBlock has those of Block with another wiring.
+# ResPostBlock has the modules of Block in another wiring.
 _KNOWN: dict[str, Callable[[str, nn.Module], Pairs]] = {
     "timm.models.vision_transformer.Block": _timm_block,
     "torch.nn.modules.transformer.TransformerEncoderLayer": _torch_layer,

@@ -6,7 +6,7 @@ and on a later module, turn this into Eq. 3, x <- alpha x + beta f(norm(x)):
 - A **pair** (norm, branch), where a module ends the branch. Here v is x, and the branch's output f is replaced by
   beta f + (alpha - 1) x, so that the network's addition of x gives alpha x + beta f.
 - A **gated** block, where a product follows the branch's last module (adaLN-Zero) and only the block's output can be
-  changed. Its variable v stays undecayed; each norm receives x in place of v, f is the change of v since the previous
+  changed. Its variable v stays undecayed; each norm receives x instead of v, f is the change of v since the previous
   norm, and the block's output v is replaced by x. So only norms and out-of-place additions may use v.
 
 A ResNet computes relu(shortcut(x) + f(x)), where f begins with a convolution. Where its shortcut is the identity, f is
@@ -92,7 +92,7 @@ class HookedBranches:
         """Replace the output of the module that ends the branches, then clear the state (its forward hook)."""
         if self.state.count != len(self.norms):
             raise UserError(f"{self.end!r} ran after {self.state.count} of the calls of {self.norms}: check the names")
-        # The output must have the shape of what it is added to: else the names are wrong.
+        # The output must have the shape of the tensor that it is added to; otherwise the names are wrong.
         if not isinstance(out, Tensor) or self.state.v is None or out.shape != self.state.v.shape:
             raise UserError(f"{self.end!r} gives no tensor of the shape that {self.modules[-2]!r} has: check the names")
         decayed = self.apply_decay(out)

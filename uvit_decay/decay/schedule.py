@@ -28,7 +28,7 @@ from uvit_decay.decay.table import DEPTH_ATTENTION, NAMES, SHORTCUTS, Shortcuts,
 from uvit_decay.runtime.errors import UserError, check_choice, check_numbers
 
 # An entry of the table; alphas, or pairs of alpha and beta, of all branches; or a function that gives these for their
-# number, `--trust mine --model.net.schedule mine.late` (docs/extending.md). Networks record a function as what it gave.
+# number, `--trust mine --model.net.schedule mine.late` (docs/extending.md). Networks record its numbers.
 Numbers = Sequence[float | Sequence[float]]
 Schedule = Literal[*SHORTCUTS, *DEPTH_ATTENTION] | Sequence[float | Sequence[float]] | Callable[[int], Numbers]
 Granularity = Literal["branch", "block"]
@@ -37,7 +37,7 @@ Branches = Literal["both", "attention", "mlp"]
 
 
 def decayed_add(x: Tensor, f: Tensor, alpha: float | Tensor, beta: float | Tensor = 1.0) -> Tensor:
-    """Return alpha x + beta f: one fused multiply-add in place of the ordinary addition where one of them is 1.
+    """Return alpha x + beta f: one fused multiply-add instead of the ordinary addition if one of them is 1.
 
     `alpha` is a number, or a scalar tensor if it is learned; `beta` a number, or a tensor that broadcasts to f. x and f
     have the same shape; the dtype is their promotion.
@@ -123,7 +123,7 @@ def shortcuts(
         listed = read_weights(schedule(count) if callable(schedule) else schedule, count)
         return replace(listed, restarts=tuple(restarts))
     if per_block == 1 and (across or SHORTCUTS[schedule].blocks):
-        raise UserError(f"the schedule {schedule!r} is for the blocks of transformers, not for those of a ResNet")
+        raise UserError(f"the schedule {schedule!r} is for the blocks of transformers, not of a ResNet")
     if across:
         ones = (1.0,) * count
         return Shortcuts(ones, ones, ones, "queries", depth=DEPTH_ATTENTION[schedule])

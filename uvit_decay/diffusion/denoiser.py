@@ -1,4 +1,4 @@
-"""A denoiser on a noise path, which samplers integrate, and that of a network: guided, compiled, or counted.
+"""The denoiser that samplers integrate, built from a network and a noise path: guided, compiled, or counted.
 
 Samplers run from t = 1, noise, to t = 0, data, so that a step from `now` to `after` adds (now - after) velocity.
 """
@@ -91,8 +91,8 @@ class Guided:
     """Network net(x, t, y) with guidance: one evaluation on a batch of twice the size; at scale 1 the plain network.
 
     `null_label` is the label that means "no class". Only the first `channels` are guided, None for all of x; the
-    official codes of SiT and DiT guide 3 of 4. A learned variance is that of the label. Both halves are combined in the
-    precision of x, also for a network in half precision.
+    official codes of SiT and DiT guide 3 of 4. A learned variance is taken from the labelled prediction. The
+    halves are combined in the precision of x, also for a network in half precision.
     """
 
     def __init__(self, net: Network, scale: float, null_label: int, channels: int | None = None) -> None:

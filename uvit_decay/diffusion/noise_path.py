@@ -4,7 +4,7 @@ Notation: x data, eps standard normal noise, t in [0, 1] with t = 0 data and t =
 
     x_t = alpha_t x + sigma_t eps.
 
-The velocity is that of the flow from noise to data, from t = 1 to t = 0:
+The velocity belongs to the flow from noise to data, from t = 1 to t = 0:
 
     v = -dx_t / dt = -(alpha_t' x + sigma_t' eps).
 

@@ -74,7 +74,8 @@ def dit_ddpm(denoiser: Denoiser, x: Tensor, steps: int, noise: Noise) -> Traject
         of_state = math.sqrt(1 - beta) * (1 - abar[i + 1]) / (1 - abar[i])
         x = of_data * data + of_state * x
         if after > 0:
-            share, smallest = (v + 1) / 2, math.log(beta * (1 - abar[i + 1]) / (1 - abar[i]))
+            share = (v + 1) / 2
+            smallest = math.log(beta * (1 - abar[i + 1]) / (1 - abar[i]))
             log_variance = share * math.log(beta) + (1 - share) * smallest
             x = x + (0.5 * log_variance).exp() * noise(i)
         yield after, x
@@ -102,7 +103,10 @@ def _heun_step(denoiser: Denoiser, x: Tensor, now: float, after: float) -> tuple
 def heun(denoiser: Denoiser, x: Tensor, steps: int, noise: Noise) -> Trajectory:
     """Yield the trajectory of Heun steps on U-ViT's grid; the last is an Euler step, since t = 0 has no score."""
     for now, after in _uvit_grid(denoiser, steps):
-        x = _heun_step(denoiser, x, now, after)[0] if after > 0 else x + (now - after) * denoiser.velocity(x, now)
+        if after > 0:
+            x, _ = _heun_step(denoiser, x, now, after)
+        else:
+            x = x + (now - after) * denoiser.velocity(x, now)
         yield after, x
 
 
@@ -122,7 +126,7 @@ def heun_throughout(denoiser: Denoiser, x: Tensor, steps: int, noise: Noise) -> 
 def dopri5(denoiser: Denoiser, x: Tensor, steps: int, noise: Noise) -> Trajectory:
     """Yield `steps` states of the trajectory of Dormand-Prince 5(4) by torchdiffeq, which chooses the steps itself.
 
-    Integrates one sample at a time: in a batch the samples would share their steps, and depend on one another.
+    One sample is integrated at a time: in a batch the samples would share their steps and depend on one another.
     """
     times = linspace(denoiser.high, denoiser.low, steps + 1)
     states = torch.cat([_dopri5(denoiser, row[None], times) for row in x], dim=1)
@@ -131,7 +135,7 @@ def dopri5(denoiser: Denoiser, x: Tensor, steps: int, noise: Noise) -> Trajector
 
 
 def _dopri5(denoiser: Denoiser, x: Tensor, times: list[float]) -> Tensor:
-    """Return the states of one sample at `times` but the first; an Euler step leads the last one on to t = 0."""
+    """Return the states of one sample at all `times` except the first; an Euler step leads the last one to t = 0."""
     from torchdiffeq import odeint
 
     grid = torch.tensor(times, dtype=torch.float64, device=x.device)

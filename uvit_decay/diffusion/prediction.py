@@ -8,8 +8,8 @@ With w_t = g(t)^2 / 2, D = alpha_t sigma_t' - sigma_t alpha_t' and d = the mean 
     x            W d(net, x)                             (D / max(sigma_t, 0.05))^2 of x
     velocity     d(net, v)                   likelihood  w_t / sigma_t^2 of eps and score
 
-Weighting velocity makes each loss that of the velocity. For x on the linear path it is d(net, x) / max(t, 0.05)^2, the
-loss of JiT (Li and He 2025, "Back to Basics: Let Denoising Generative Models Denoise").
+With weighting velocity each loss equals the loss of the velocity. For x on the linear path it is
+d(net, x) / max(t, 0.05)^2, the loss of JiT (Li and He 2025, "Back to Basics: Let Denoising Generative Models Denoise").
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def target(path: NoisePath, prediction: Prediction, x: Batch, eps: Batch, t: Tim
     """Return the target of the network's output, or of -sigma_t times a score."""
     if prediction == "velocity":
         return path.velocity(x, eps, t)
-    return x if prediction == "x" else eps
+    if prediction == "x":
+        return x
+    return eps
 
 
 def x_eps_from_output(path: NoisePath, prediction: Prediction, x_t: Batch, out: Batch, t: Times) -> tuple[Batch, Batch]:
@@ -58,8 +60,12 @@ def training_interval(path: NoisePath, prediction: Prediction, weighting: Weight
     The losses of U-ViT, unweighted with predictions eps and x, have the whole interval [0, 1].
     """
     if isinstance(path, Interpolant):
-        return (T_EPS, 1 - T_EPS) if prediction in ("eps", "score") else (0.0, 1.0)
-    return (0.0, 1.0) if prediction in ("eps", "x") and weighting == "none" else (VP_T_EPS, 1.0)
+        if prediction in ("eps", "score"):
+            return T_EPS, 1 - T_EPS
+        return 0.0, 1.0
+    if prediction in ("eps", "x") and weighting == "none":
+        return 0.0, 1.0
+    return VP_T_EPS, 1.0
 
 
 @dataclass(frozen=True)
@@ -71,8 +77,8 @@ class TrainingTimes:
             is data, has mean 0.8 and std 0.8 here.
         mean: of the normal number.
         std: of the normal number, positive.
-        shift: a of the time shift t' = a t / (1 + (a - 1) t), positive, 1 for none. SD3 takes sqrt(m / n) for images of
-            m tokens where n were right.
+        shift: a of the time shift t' = a t / (1 + (a - 1) t), positive, 1 for no shift. SD3 uses sqrt(m / n) for images
+            of m tokens, if no shift is right for n tokens.
     """
 
     kind: Literal["uniform", "logit-normal"] = "uniform"
@@ -92,7 +98,9 @@ class TrainingTimes:
         t = uniform
         if self.kind == "logit-normal":
             t = torch.sigmoid(self.mean + self.std * torch.special.ndtri(uniform))
-        return t if self.shift == 1.0 else self.shift * t / (1 + (self.shift - 1) * t)
+        if self.shift == 1.0:
+            return t
+        return self.shift * t / (1 + (self.shift - 1) * t)
 
 
 UNIFORM = TrainingTimes()
@@ -112,9 +120,13 @@ def sampling_interval(path: NoisePath, prediction: Prediction, clip: bool) -> tu
     Only the velocity of an interpolant, without clipping, is defined at t = 0. Where alpha_1 = 0, eps and the score
     at t = 1 do not determine x.
     """
-    interpolant = isinstance(path, Interpolant)
-    low = 0.0 if interpolant and prediction == "velocity" and not clip else T_EPS
-    return low, 1 - T_EPS if interpolant and prediction in ("eps", "score") else 1.0
+    low, high = T_EPS, 1.0
+    if isinstance(path, Interpolant):
+        if prediction == "velocity" and not clip:
+            low = 0.0
+        if prediction in ("eps", "score"):
+            high = 1 - T_EPS
+    return low, high
 
 
 def check_loss(prediction: Prediction, weighting: Weighting = "none") -> None:
@@ -140,7 +152,9 @@ def _weight(path: NoisePath, prediction: Prediction, weighting: Weighting, t: Ti
         determinant = path.alpha(t) * path.d_sigma_t(t) - path.sigma(t) * path.d_alpha_t(t)
         return (determinant / path.sigma(t).clamp(min=X_SIGMA)).square()
     rate = 0.5 * path.diffusion2(t) / path.sigma(t)
-    return rate.square() if weighting == "velocity" else rate / path.sigma(t)
+    if weighting == "velocity":
+        return rate.square()
+    return rate / path.sigma(t)
 
 
 def diffusion_loss(
@@ -153,10 +167,12 @@ def diffusion_loss(
     eps: Batch,
     weighting: Weighting = "none",
 ) -> Float[Tensor, " b"]:
-    """Return the loss of the module docstring at x_t, one float32 value a sample."""
+    """Return the loss of the module docstring at x_t, one float32 value per sample."""
     check_loss(prediction, weighting)
     out = net(path.add_noise(x, eps, t), t, y).float()
     if prediction == "score":
         out = path.eps_from_score(out, t)
     error = (out - target(path, prediction, x, eps, t)).square().flatten(1).mean(dim=1)
-    return error if weighting == "none" else _weight(path, prediction, weighting, t) * error
+    if weighting == "none":
+        return error
+    return _weight(path, prediction, weighting, t) * error

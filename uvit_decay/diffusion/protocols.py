@@ -62,18 +62,20 @@ def protocol_sampling(name: str, model: DiffusionModel, guidance: float | None =
         known = " or ".join(path.__name__ for path in protocol.paths)
         raise UserError(f"protocol {name} samples networks on the path {known}, not on {type(model.path).__name__}")
     sampling = model.unguided(protocol.sampling(model))
-    sampling = sampling if guidance is None else replace(sampling, guidance=guidance)
+    if guidance is not None:
+        sampling = replace(sampling, guidance=guidance)
     if sampling.guidance == 1.0 or model.shape[0] <= GUIDED:
         return replace(sampling, guidance_channels=None)
     return sampling
 
 
 def marked_protocol(name: str, model: DiffusionModel, sampling: Sampling) -> str:
-    """Return the name of a protocol for results of `sampling`, with what it changes, such as `sit-other-steps`.
+    """Return the name of a protocol for results of `sampling`, with the changed options, such as `sit-other-steps`.
 
-    Scale of guidance and precision are no change: names of results have them anyway.
+    Scale of guidance and precision do not count as changes, because names of results contain them anyway.
     """
-    published, guided = protocol_sampling(name, model, sampling.guidance), sampling.guidance != 1.0
+    published = protocol_sampling(name, model, sampling.guidance)
+    guided = sampling.guidance != 1.0
     changed = {
         "sampler": sampling.sampler != published.sampler,
         "steps": sampling.num_steps != published.num_steps,
@@ -82,4 +84,6 @@ def marked_protocol(name: str, model: DiffusionModel, sampling: Sampling) -> str
         "guidance-interval": guided and sampling.guidance_interval is not None,
     }
     others = [what for what, is_changed in changed.items() if is_changed]
-    return "-".join([name, "other", *others] if others else [name])
+    if not others:
+        return name
+    return "-".join([name, "other", *others])

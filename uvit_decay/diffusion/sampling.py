@@ -227,7 +227,7 @@ def generate_uint8(
 
 
 def decoding_precision(sampling: Sampling, device: torch.device) -> Precision:
-    """Return the precision in which an autoencoder decodes: float32 if that of the network is, otherwise TF32."""
+    """Return the precision in which an autoencoder decodes: float32 for networks in float32, otherwise TF32."""
     return "float32" if chosen_precision(sampling.precision, device) == "float32" else "tf32"
 
 

@@ -2,7 +2,7 @@
 
     x <- x + h (v + w score) + sqrt(2 w h) z,  t <- t - h.
 
-w = g^2 / 2 is the reverse SDE of Song et al. (2021), U-ViT's.
+w = g^2 / 2 is the reverse SDE of Song et al. (2021), which U-ViT uses.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class SDE:
     @property
     def name(self) -> str:
         """A short name for keys and files, such as `sigma1-mean0.04`."""
-        parts = (f"{self.form}{short_number(self.norm)}", f"{self.last_step}{short_number(self.last_time)}")
-        return "-".join((*parts, *(["heun"] if self.heun else [])))
+        name = f"{self.form}{short_number(self.norm)}-{self.last_step}{short_number(self.last_time)}"
+        return f"{name}-heun" if self.heun else name
 
     def run(self, denoiser: Denoiser, x: Tensor, steps: int, noise: Noise) -> Trajectory:
         """Yield the trajectory (t, x_t) of `steps` steps.
@@ -81,12 +81,15 @@ class SDE:
             raise UserError(f"last_time {self.last_time} is not below {denoiser.high}, the first time of this network")
         # N noisy steps need N + 1 times; a last step without noise replaces one step. The times end above t = 0, where
         # Heun's method would need the score, which does not exist.
-        end, count = (self.last_time, steps) if separate else (max(denoiser.low, T_EPS), steps + 1)
-        times = linspace(denoiser.high, end, count)
+        if separate:
+            times = linspace(denoiser.high, self.last_time, steps)
+        else:
+            times = linspace(denoiser.high, max(denoiser.low, T_EPS), steps + 1)
         step = self._heun if self.heun else self._euler
         for i, (now, after) in enumerate(pairwise(times)):
             x = step(denoiser, x, now, after, noise(i))
-            yield after if separate or after != times[-1] else 0.0, x
+            is_end = not separate and after == times[-1]
+            yield 0.0 if is_end else after, x
         if separate:
             yield 0.0, self._last(denoiser, x, times[-1])
 
@@ -120,4 +123,6 @@ class SDE:
         """Return x at t = 0 by the last step, which adds no noise."""
         if self.last_step == "tweedie":
             return denoiser.denoise(x, now)[0]
-        return x + now * (self._drift(denoiser, x, now) if self.last_step == "mean" else denoiser.velocity(x, now))
+        if self.last_step == "mean":
+            return x + now * self._drift(denoiser, x, now)
+        return x + now * denoiser.velocity(x, now)

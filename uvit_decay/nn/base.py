@@ -149,7 +149,7 @@ class DecayedNet(
     def record_shortcuts(self, shortcuts: decay.Shortcuts) -> None:
         """Register the weights of the branches in the state_dict, where loading checks them.
 
-        `config` gets what a function of the user's own gave, so that a checkpoint is read without that function.
+        If the schedule is a function, `config` gets the numbers it returned, so that a checkpoint is read without it.
         """
         self.shortcuts = shortcuts
         self.long_skips, self.merges, self.depth_attention = None, (), None
@@ -295,7 +295,7 @@ def check_sizes(config: Mapping[str, Any]) -> None:
 def is_compiled(block: nn.Module) -> bool:
     """Return whether `block.compile()` was called, so that its call runs a graph, which all blocks alike share.
 
-    Numbers are constants of a graph: with an alpha of its own each block would be compiled anew.
+    Numbers are constants of a graph: with an alpha of its own each block would be compiled separately.
     """
     return block._compiled_call_impl is not None
 

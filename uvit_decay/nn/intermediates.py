@@ -30,7 +30,7 @@ class Layer:
 
 
 def block_layers(blocks: Collection[str], denoiser: bool) -> tuple[Layer, ...]:
-    """Return the layers of a network with these blocks; those of a denoiser are an encoder, then a decoder.
+    """Return the layers of a network with these blocks; a denoiser has an encoder, then a decoder.
 
     An odd number of them has a middle block.
     """

@@ -119,7 +119,7 @@ def build_long_skips(config: Mapping[str, Any], shortcuts: decay.Shortcuts, plan
     """Return the factors of the long skips of a network, None for plain ones, which cost nothing.
 
     Args:
-        config: arguments of the network: `skip_scale`, and those of `decay.shortcuts`.
+        config: arguments of the network: `skip_scale`, and the arguments of `decay.shortcuts`.
         shortcuts: the shortcuts of the network.
         plan: where skips begin and end.
 
@@ -216,7 +216,7 @@ def merge_linear(layer: nn.Linear, x: Tensor, weights: MergeWeights | None) -> T
 def _check_scales(skips: LongSkips, state: dict[str, Tensor], prefix: str, *_: object) -> None:
     """Raise a UserError for weights that were trained with other factors.
 
-    Official files hold no factors; `DecayedNet` adds those of the network before this check.
+    Official files hold no factors; `DecayedNet` adds the network's factors before this check.
     """
     value = state.get(f"{prefix}scales", torch.empty(0))
     rounding = max(torch.finfo(value.dtype).eps, torch.finfo(torch.float32).eps)

@@ -125,7 +125,7 @@ class ResNet(DecayedNet, pipeline_tag="image-classification"):
             return self.fc(features.to(self.fc.weight.dtype))
 
     def pooled(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d"]:
-        """Return what the classifier reads: the mean over positions after the last block."""
+        """Return the input of the classifier: the mean over positions after the last block."""
         x = self.scale.normalise(x).contiguous(memory_format=torch.channels_last)  # faster, above all in bfloat16
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         for k, block in enumerate(self.blocks()):

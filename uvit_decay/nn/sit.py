@@ -1,13 +1,13 @@
 """SiT (Ma et al., ECCV 2024; the network of DiT) with decayed identity shortcuts, plain or as an encoder and a decoder.
 
-Wiring `official` is the published network: `depth` blocks in a row. Wiring `decayed` is that of the decay's authors:
+Wiring `official` is the published network: `depth` blocks in a row. Wiring `decayed` is from the decay's authors:
 depth/2 encoder and depth/2 decoder blocks, each decoder block reading the encoder block of its height (last in, first
 out). It has no middle block, so that the skip of the first decoder block equals its input. alpha runs over the
-2 depth residual branches in execution order, through the end of the decoder. Names, shapes and initialisation
-are those of the published codes: their state_dicts load with strict=True, and alpha_min = 1 is the official function.
+2 depth residual branches in execution order, through the end of the decoder. Names, shapes and initialisation are the
+ones of the published codes: their state_dicts load with strict=True, and alpha_min = 1 is the official function.
 
 Time is in [0, 1] with t = 0 data and t = 1 noise. SiT's time is 1 - t; this module embeds 1 - t, unscaled, or with time
-`dit` the number of DiT's noise level, and no other module converts it. The output is that of the published function,
+`dit` the number of DiT's noise level, and no other module converts it. The output equals the published function's,
 unchanged: a published SiT, trained on velocities, returns dx/d(1 - t) = -dx/dt. Targets and their signs are chosen by
 the code that trains or samples the network.
 

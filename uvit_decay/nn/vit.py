@@ -1,6 +1,6 @@
 """Vision transformer with decayed identity shortcuts: the encoder of an MAE, with a linear classifier or without one.
 
-Names and shapes are those of timm's and of MAE's code: an official state_dict loads with strict=True, and with
+Names and shapes are the ones of timm's and of MAE's code: an official state_dict loads with strict=True, and with
 alpha_min = 1 the function is the same. Tokens are [class, patches]; positions are initialised with fixed sines and
 cosines. alpha runs over the 2 depth residual branches in execution order. Blocks, their norms and the heads are those
 of MAE (He et al., CVPR 2022): eps 1e-6, biases in the attention, exact GELU.
@@ -96,7 +96,7 @@ class ViT(Encoder, pipeline_tag="image-feature-extraction"):
         heads: attention heads.
         mlp_ratio: hidden width of the MLPs over d.
         num_classes: K classes of the linear head; 0 is an encoder without head.
-        pool: what the head reads: the class token (`cls`) after `norm`, or the mean of patch tokens after `fc_norm`.
+        pool: input of the head: the class token (`cls`) after `norm`, or the mean of patch tokens after `fc_norm`.
         norm: layer norm of the tokens after the last block, for `cls` (an MAE of the decay's authors has none); a
             classifier of `mean` has `fc_norm` in any case.
         batch_norm: batch norm without weights before the head, as in MAE's linear probe.
@@ -170,7 +170,7 @@ class ViT(Encoder, pipeline_tag="image-feature-extraction"):
     def pooled(
         self, x: Float[Tensor, "b c h w"], keep: Float[Tensor, "branches b"] | None = None
     ) -> Float[Tensor, "b d"]:
-        """Return what the head reads: the normed class token, or the normed mean of the patch tokens."""
+        """Return the input of the head: the normed class token, or the normed mean of the patch tokens."""
         for state in self.run_blocks(self.embed(x), [*self.blocks], 0, keep=keep):
             tokens = state
         if self.pool == "cls":
