@@ -4,7 +4,7 @@ Wiring `official` is the published network: the decoder reads the projected late
 patches. Wiring `decayed` is from the code of the decay's authors: the decoder starts from positions alone and reads the
 image through SkipLayers, one for every second block of the encoder (Sec. 4 of the paper). The encoder has no final
 norm, and residual branches start at 0. Both parts of it are options of their own, for the rows of the paper's Table 3.
-Names, shapes and initialisation are the ones of the published codes: their state_dicts load with strict=True, apart from
+Names, shapes and initialisation are the published ones: official state_dicts load with strict=True, apart from
 SkipLayers that no decoder block reads, and with alpha_min = 1 the function is the same. The decoder is never decayed.
 
 b = batch, n = patches, v = visible patches, d = width of the encoder, e = width of the decoder, k = p * p * c values
