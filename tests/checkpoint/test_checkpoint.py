@@ -62,6 +62,21 @@ def test_an_exported_checkpoint_is_the_same_network(trained, tmp_path, weights):
         load(target, "raw" if weights == "ema" else "ema")
 
 
+def test_an_export_in_bfloat16_is_half_as_large_and_read_as_float32(trained, tmp_path):
+    small, large = tmp_path / "small.safetensors", tmp_path / "large.safetensors"
+    export_file(trained, small, dtype="bfloat16")
+    export_file(trained, large)
+    assert load_file(small)["mid_block.mlp.fc1.weight"].dtype == torch.bfloat16
+    assert load_file(small)["alphas"].dtype == torch.float32
+    rounded, exact = load(small).net.state_dict(), load(large).net.state_dict()
+    assert {value.dtype for value in rounded.values()} == {torch.float32}
+    assert torch.equal(rounded["alphas"], exact["alphas"])
+    for name, value in exact.items():
+        torch.testing.assert_close(rounded[name], value, rtol=2**-8, atol=0)
+    with raises_user_error("--dtype", "official.pth"):
+        export_file(trained, tmp_path / "official.pth", dtype="bfloat16")
+
+
 def test_bad_files_are_refused_in_one_line(trained, tmp_path):
     short, plain = tmp_path / "short.ckpt", tmp_path / "plain.safetensors"
     short.write_bytes(trained.read_bytes()[: trained.stat().st_size // 2])

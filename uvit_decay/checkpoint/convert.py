@@ -57,11 +57,17 @@ FAMILIES = {  # by `looks_like`
 }
 OFFICIAL_FILES: dict[Weights, str] = {"ema": "nnet_ema.pth", "raw": "nnet.pth"}
 # Arguments of networks that their weights may not determine.
+StoredType = Literal["float32", "bfloat16"]
 ARGUMENTS = ("num_classes", "null_label", "time_scale", "time", "learned_variance", "norm_pix", "pixels", "pool")
 
 
 def export_file(
-    source: Path, target: Path, weights: Weights | None = None, *, to: Literal["timm"] | None = None
+    source: Path,
+    target: Path,
+    weights: Weights | None = None,
+    *,
+    to: Literal["timm"] | None = None,
+    dtype: StoredType = "float32",
 ) -> str:
     """Write one set of weights of a checkpoint into a file; the options are those of `uvit-decay export`.
 
@@ -70,10 +76,17 @@ def export_file(
     with _target(source, target, (".safetensors", ".pth", ".pt")):
         stored = read(source, weights)
         if target.suffix == ".safetensors" and not to:
+            state = stored.state
             if stored.card.net.is_from(HOME):  # a class from elsewhere is not built
-                stored.network()
-            _write(target, stored.card, stored.state)
+                net = stored.network()
+                if dtype == "bfloat16":
+                    state = _round_parameters(state, net)
+            elif dtype == "bfloat16":
+                raise UserError(f"--dtype bfloat16: {source} has a network that is not part of uvit_decay")
+            _write(target, stored.card, state)
             return _note_on_autoencoder(stored.card)
+        if dtype == "bfloat16":
+            raise UserError(f"--dtype bfloat16 is for .safetensors files of this project, got {target}")
         net = stored.network()
         if to:
             state = timm_state(net, stored.state, stored.where)
@@ -84,6 +97,15 @@ def export_file(
         if isinstance(net, MAE | ViT) and stored.card.data.startswith(IMPORTED):
             notes.append(mae.LICENCE)
         return "\n".join(notes)
+
+
+def _round_parameters(state: Mapping[str, Tensor], net: nn.Module) -> dict[str, Tensor]:
+    """Return the state with the network's parameters in bfloat16; buffers, such as recorded alphas, keep their type."""
+    parameters = {name for name, _ in net.named_parameters()}
+    rounded = {}
+    for name, value in state.items():
+        rounded[name] = value.to(torch.bfloat16) if name in parameters else value
+    return rounded
 
 
 def _note_on_autoencoder(card: ModelCard) -> str:

@@ -19,6 +19,7 @@ def export(
     to: Literal["timm", "diffusers"] | None = None,
     vae: str | None = None,
     license: str | None = None,
+    dtype: Literal["float32", "bfloat16"] = "float32",
 ) -> str:
     """Write one set of weights of a checkpoint of this project.
 
@@ -31,6 +32,7 @@ def export(
         vae: autoencoder to put there, hub id or folder; default: that of the checkpoint's latents.
         license: licence of the weights for its README.md, as the Hub writes it, such as mit or cc-by-nc-4.0; default:
             unknown.
+        dtype: type of the parameters in a .safetensors; bfloat16 halves the file, which is read as float32.
 
     Returns:
         What the user should know, or the lines of Python that read it.
@@ -38,12 +40,14 @@ def export(
     if to == "diffusers":
         from uvit_decay.hub.folder import export_folder
 
+        if dtype != "float32":
+            raise UserError("--dtype is for .safetensors files: leave out --to diffusers")
         return export_folder(source, target, weights, vae, license)
     for option in (option for option, value in {"--vae": vae, "--license": license}.items() if value is not None):
         raise UserError(f"{option} is for folders of diffusers: add --to diffusers, or leave it out")
     from uvit_decay.checkpoint.convert import export_file
 
-    return export_file(source, target, weights, to=to)
+    return export_file(source, target, weights, to=to, dtype=dtype)
 
 
 def import_(source: Path, target: Path, weights: Weights | None = None, *, options: ImportOptions) -> str:
