@@ -36,7 +36,7 @@ COMMANDS: dict[str, list[str]] = {
     "export": ["-m", "uvit_decay.checkpoint", "export", "{ckpt}", "model.safetensors"],
 }  # fmt: skip
 # Functions that write, and those that have a program's work in them.
-WRITERS = ("replacing", "_claimed", "check_writable", "FeatureStore.open", "FeatureStore.add", "FeatureStore.remove")
+WRITERS = ("replacing", "_claim", "check_writable", "FeatureStore.open", "FeatureStore.add", "FeatureStore.remove")
 WORK = ("encode", "write_samples", "write_reports", "statistics", "probe", "classify", "export")
 WATCHED = (*WRITERS, *WORK)
 SOME = ("sample into a folder", "statistics", "export")  # of each kind of output, and quick

@@ -38,7 +38,7 @@ INDEX, AUTOENCODER = "model_index.json", "vae"  # of such a folder, the second o
 class ModelCard:
     """All that is needed besides the weights to use a network, to resume its training and to export it.
 
-    Path, prediction and sampling are those of a denoiser; all three are None for an encoder or a classifier.
+    A denoiser has path, prediction and sampling; all three are None for an encoder or a classifier.
 
     Args:
         version: of the form of the card.
@@ -87,7 +87,7 @@ class ModelCard:
     def from_dict(cls, values: Any, where: Path | str) -> ModelCard:
         """Return the card with these values, read from the file `where`; entries that are no fields are ignored.
 
-        Older cards have no version, and mean the same as those of version 1.
+        Cards without a version are read as version 1.
 
         Raises:
             UserError: a newer version, values that are not plain, or fields that are missing or of the wrong type.
@@ -193,7 +193,7 @@ class StoredModel:
 def read(path: Path, weights: Weights | None) -> StoredModel:
     """Read a checkpoint of any format; check types, checksums and finiteness, but not the fit to the network.
 
-    checkpoints/digits.safetensors is that of the package where the working folder has no such file.
+    If checkpoints/digits.safetensors does not exist in the working directory, the bundled copy is read.
     """
     path = Path(path) if Path(path).exists() else or_bundled(path)
     file = weights_file(path)
@@ -216,7 +216,7 @@ def is_folder(path: Path) -> bool:
 
 
 def weights_file(path: Path) -> Path:
-    """Return the file with the weights of a checkpoint: `path`, but of a folder for diffusers that of its denoiser."""
+    """Return the weights file of a checkpoint: `path` itself or, in a diffusers folder, the denoiser's weights."""
     return path / WEIGHTS if is_folder(path) else path
 
 

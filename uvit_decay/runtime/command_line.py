@@ -56,7 +56,7 @@ CHOICES = re.compile(r"choose from (.*)\)")
 
 
 class Advanced:
-    """Mark of an option that few need."""
+    """Marker in an annotation: the option is listed under a separate heading, for advanced use."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -91,7 +91,7 @@ def run(
     prog: str | None = None,
     args: Sequence[str] | None = None,
 ) -> None:
-    """Run the function, or that of the subcommand, which a command line asks for; exit with one line on a mistake.
+    """Run the function of a command line or of its subcommand; exit with one line and code 2 on a mistake.
 
     Args:
         commands: a function, or several by the names of their subcommands.
@@ -115,7 +115,7 @@ def parse(
     if isinstance(commands, Mapping):
         subparsers = parser.add_subparsers(dest="<command>", metavar="command", required=True)
         for name, function in commands.items():
-            about = _documented(function)[0]
+            about = _read_docstring(function)[0]
             first = about.partition("\n")[0].removesuffix(".")
             _add_options(subparsers.add_parser(name, help=first, description=about), function)
     else:
@@ -142,7 +142,7 @@ def check_bounds(owner: Any, values: Mapping[str, Any]) -> None:
 
 
 def _call(owner: Any, given: Mapping[str, Any]) -> Callable[[], Any]:
-    """Return the call of a function or dataclass with those of the given options that are its own."""
+    """Return a call of a function or dataclass with the given options that are its parameters."""
     hints, values = get_type_hints(owner), {}
     for name in inspect.signature(owner).parameters:
         if is_dataclass(hints[name]):
@@ -153,7 +153,7 @@ def _call(owner: Any, given: Mapping[str, Any]) -> Callable[[], Any]:
     return partial(owner, **values)
 
 
-def _documented(owner: Any) -> tuple[str, dict[str, str]]:
+def _read_docstring(owner: Any) -> tuple[str, dict[str, str]]:
     """Return the docstring without its sections, and the documentation of each parameter, inherited fields included."""
     texts = [localised(inspect.cleandoc(part.__doc__ or "")) for part in reversed(getattr(owner, "__mro__", [owner]))]
     entries = [entry for text in texts for entry in ENTRY.findall(text.partition("\nArgs:\n")[2])]
@@ -165,12 +165,12 @@ def _add_options(
     parser: argparse._ActionsContainer, owner: Any, advanced: argparse._ActionsContainer | None = None
 ) -> None:
     """Add an option for each parameter of a function or dataclass; groups come last, each with its advanced options."""
-    hints, words = get_type_hints(owner, include_extras=True), _documented(owner)[1]
+    hints, words = get_type_hints(owner, include_extras=True), _read_docstring(owner)[1]
     parameters = inspect.signature(owner).parameters.values()
     for parameter in sorted(parameters, key=lambda parameter: is_dataclass(hints[parameter.name])):
         hint = hints[parameter.name]
         if is_dataclass(hint):
-            title = _documented(hint)[0].partition("\n")[0].removesuffix(".")
+            title = _read_docstring(hint)[0].partition("\n")[0].removesuffix(".")
             _add_options(parser.add_argument_group(title), hint, parser.add_argument_group(f"{title}, advanced"))
         else:
             group = advanced if advanced and Advanced in _plain(hint)[1] else parser

@@ -13,7 +13,7 @@ from typing import Any, get_args
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # errors of a disk that takes no more data
 # Errors of a path that leads nowhere.
 CLOSED = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP)
-UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters, and bytes that are no UTF-8
+UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters, and bytes that are not UTF-8
 LONGEST = 2000  # characters of a message
 MOST_SEED = 2**32 - 1  # numpy's and Lightning's limit
 PREEMPTED = 85  # exit code of a run that saved because it was warned; free of other meanings, for scripts that requeue
@@ -34,7 +34,7 @@ class UserError(Exception):
 
 
 class RunEnded(UserError):
-    """A run cannot resume from a checkpoint since that is at its end already."""
+    """The checkpoint is already at the end of the run; there is nothing left to resume."""
 
 
 class Terminated(KeyboardInterrupt):
@@ -68,9 +68,13 @@ def explained(what: str | Path, *kinds: type[Exception], hint: str = "") -> Iter
     except UserError:
         raise
     except kinds as error:
-        named = isinstance(error, OSError) and error.strerror and str(error.filename) in str(what)
-        reason = error.strerror if named else one_line(error)  # without a second copy of the path
-        raise UserError(f"{what}: {reason}" + (f"; {hint}" if hint else "")) from error
+        reason = one_line(error)
+        if isinstance(error, OSError) and error.strerror and str(error.filename) in str(what):
+            reason = error.strerror  # without a second copy of the path
+        message = f"{what}: {reason}"
+        if hint:
+            message += f"; {hint}"
+        raise UserError(message) from error
 
 
 def check_whole(least: int, most: int = 2**31 - 1, **numbers: int | None) -> None:
@@ -83,14 +87,18 @@ def check_whole(least: int, most: int = 2**31 - 1, **numbers: int | None) -> Non
 def check_numbers(interval: str, **numbers: float) -> None:
     """Raise a UserError that names the first of `numbers` outside an interval such as "[0, 1)", or not a number."""
     low, high = map(float, interval[1:-1].split(","))
-    open_ends = [end for end, bracket in ((low, interval[0]), (high, interval[-1])) if bracket in "()"]
+    open_ends = []
+    if interval[0] == "(":
+        open_ends.append(low)
+    if interval[-1] == ")":
+        open_ends.append(high)
     for name, number in numbers.items():
         if number is None or not (low <= number <= high and number not in open_ends):
             raise UserError(f"{name} must lie in {interval}, got {number}")
 
 
 def check_choice(known: Any, **values: object) -> None:
-    """Raise a UserError that names the first of `values` that is none of `known`, a Literal or a collection."""
+    """Raise a UserError that names the first of `values` outside `known`, a Literal or a collection of str."""
     names = get_args(known) or tuple(known)
     for name, value in values.items():
         if not (isinstance(value, str) and value in names):
@@ -107,7 +115,7 @@ def user_errors() -> Iterator[None]:
     Ctrl-C into `sys.exit(1)`; the exit code of the shell convention, 128 + number of the signal, is restored here.
     """
     try:
-        # Print to nowhere if standard output or error is closed, and names that are no UTF-8 with backslashes.
+        # Discard output if standard output or error is closed; print names that are not UTF-8 with backslashes.
         sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  until the end
         sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
         sys.stdout.reconfigure(errors="backslashreplace")  # as standard error has it
@@ -134,7 +142,7 @@ def user_errors() -> Iterator[None]:
 
 
 def _fail(message: str, code: int) -> int:
-    """Print a last message as far as that is possible; what cannot be printed is dropped."""
+    """Flush standard output, print `message` to standard error, return `code`; drop what cannot be printed."""
     for stream, text in ((sys.stdout, ""), (sys.stderr, f"{message}\n")):
         try:
             stream.write(text)

@@ -111,12 +111,12 @@ def claimed(*paths: Path, first: bool = True) -> Iterator[None]:
     """
     with ExitStack() as claims:
         for path in paths if first else ():
-            claims.enter_context(_claimed(path))
+            claims.enter_context(_claim(path))
         yield
 
 
 @contextmanager
-def _claimed(path: Path) -> Iterator[None]:
+def _claim(path: Path) -> Iterator[None]:
     lock = FileLock(path / LOCK if path.is_dir() else path.parent / f".{path.name}.lock")
     with writing(path):
         try:

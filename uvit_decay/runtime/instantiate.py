@@ -54,7 +54,7 @@ def build(spec: Spec, base: type, home: str, trusted: Sequence[str] = (), where:
         spec: class path and arguments.
         base: required base class.
         home: package whose classes may be built; their arguments must have the annotated types.
-        trusted: classes from elsewhere, or modules with all of theirs, that are allowed, too.
+        trusted: names of further classes that may be built, or of modules whose classes may all be built.
         where: name of the file in errors.
     """
     name = spec.class_path
@@ -65,12 +65,14 @@ def build(spec: Spec, base: type, home: str, trusted: Sequence[str] = (), where:
     with explained(f"{where} names {name}, which cannot be imported", ImportError, AttributeError, ValueError):
         kind = getattr(importlib.import_module(module), attribute)
     if not (isinstance(kind, type) and issubclass(kind, base)):
-        raise UserError(f"{where} names {name}, which is no {base.__name__}")
-    hints = get_type_hints(kind.__init__) if spec.is_from(home) else {}
-    checked = {
-        key: typed(hints[key], value, f"{where}: {name}: {key}") if key in hints else value
-        for key, value in spec.init_args.items()
-    }
+        raise UserError(f"{where} names {name}, which is not a {base.__name__}")
+    hints: dict[str, Any] = {}
+    if spec.is_from(home):
+        hints = get_type_hints(kind.__init__)
+    checked = dict(spec.init_args)
+    for key, value in spec.init_args.items():
+        if key in hints:
+            checked[key] = typed(hints[key], value, f"{where}: {name}: {key}")
     # Any error is possible: of another version's arguments, or of a constructor that does not check these.
     with explained(f"{where} describes a {name} that cannot be built", Exception):
         return kind(**checked)

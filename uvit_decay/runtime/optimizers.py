@@ -21,7 +21,7 @@ class LARS(Optimizer):
         m <- momentum m + q d,     w <- w - lr m
 
     Biases and other 1-D tensors have d = g and q = 1: neither weight decay nor scaling. timm's Lars divides by
-    |g| + weight_decay |w| in place of |d|, and scales 1-D tensors, too.
+    |g| + weight_decay |w| instead of |d|, and also scales 1-D tensors.
 
     Args:
         params: parameters or groups of them.
@@ -50,7 +50,7 @@ class LARS(Optimizer):
             for p in group["params"]:
                 if p.grad is None:
                     continue
-                direction = p.grad if p.ndim < 2 else _scaled(p, p.grad, group["weight_decay"], group["trust"])
+                direction = p.grad if p.ndim < 2 else _scale(p, p.grad, group["weight_decay"], group["trust"])
                 state = self.state[p]
                 if not state:
                     state["momentum_buffer"] = torch.zeros_like(p)
@@ -59,10 +59,11 @@ class LARS(Optimizer):
         return loss
 
 
-def _scaled(w: torch.Tensor, gradient: torch.Tensor, weight_decay: float, trust: float) -> torch.Tensor:
+def _scale(w: torch.Tensor, gradient: torch.Tensor, weight_decay: float, trust: float) -> torch.Tensor:
     """Return q d of the equation above, without waiting for the device."""
     direction = gradient.add(w, alpha=weight_decay)
-    norm, length = w.norm(), direction.norm()
+    norm = w.norm()
+    length = direction.norm()
     return direction * torch.where((norm > 0) & (length > 0), trust * norm / length, 1.0)
 
 
@@ -89,9 +90,10 @@ class Muon(Optimizer):
         super().__init__(params, {"lr": lr})  # the groups, now with the settings of their part
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Make a step with both; loading and schedules replace groups and state, which are handed to both anew."""
+        """Make a step with both optimizers, after handing them the current groups and state, which loading replaces."""
         loss = closure() if closure is not None else None
         for muon, part in self.parts.items():
-            part.param_groups, part.state = [g for g in self.param_groups if g[MUON] == muon], self.state
+            part.param_groups = [group for group in self.param_groups if group[MUON] == muon]
+            part.state = self.state
             part.step()
         return loss

@@ -36,10 +36,15 @@ GAMMA, MULTIPLY = _signed(0x9E3779B97F4A7C15), (_signed(0xBF58476D1CE4E5B9), _si
 
 def _hash(key: Sequence[str | int]) -> int:
     """Return a 64-bit hash of `key`, by numpy's SeedSequence."""
-    parts = [zlib.crc32(part.encode()) if isinstance(part, str) else part for part in key]
-    low, high = [part % 2**32 for part in parts], [part >> 32 for part in parts]
-    # SeedSequence ignores trailing zeros, so the length of the key is hashed, too.
-    words = [len(key), *low, *(high if any(high) else ())]
+    low = []
+    high = []
+    for part in key:
+        number = zlib.crc32(part.encode()) if isinstance(part, str) else part
+        low.append(number % 2**32)
+        high.append(number >> 32)
+    words = [len(key), *low]  # SeedSequence ignores trailing zeros, so the length of the key is hashed, too
+    if any(high):
+        words += high
     return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0])
 
 
@@ -60,7 +65,7 @@ def indices_on(device: torch.device | str, indices: Sequence[int]) -> Int64[Tens
     return torch.tensor(indices, dtype=torch.int64).to(device, non_blocking=True)
 
 
-def _shifted(z: Tensor, bits: int) -> Tensor:
+def _shift_right(z: Tensor, bits: int) -> Tensor:
     """Return a new tensor z >> bits, with z as unsigned 64-bit integers."""
     return z.bitwise_right_shift(bits).bitwise_and_((1 << (64 - bits)) - 1)
 
@@ -76,8 +81,8 @@ def splitmix64(state: int, rows: Int64[Tensor, " b"], count: int) -> Int64[Tenso
     steps = torch.arange(1, count + 1, device=rows.device).mul_(GAMMA)
     z = (rows * _signed(GAMMA * ROW) + _signed(state))[:, None] + steps
     for bits, factor in zip((30, 27), MULTIPLY, strict=True):
-        z.bitwise_xor_(_shifted(z, bits)).mul_(factor)
-    return z.bitwise_xor_(_shifted(z, 31))
+        z.bitwise_xor_(_shift_right(z, bits)).mul_(factor)
+    return z.bitwise_xor_(_shift_right(z, 31))
 
 
 def uniform(*key: str | int, rows: Int64[Tensor, " b"], shape: Sequence[int] = ()) -> Float[Tensor, "b ..."]:
@@ -89,17 +94,17 @@ def uniform(*key: str | int, rows: Int64[Tensor, " b"], shape: Sequence[int] = (
         shape: shape of a row, at most 2^24 numbers.
     """
     z = splitmix64(_hash(key), rows, math.prod(shape))
-    return _shifted(z, 40).float().mul_(2**-24).reshape(len(rows), *shape)
+    return _shift_right(z, 40).float().mul_(2**-24).reshape(len(rows), *shape)
 
 
 def normal(*key: str | int, rows: Int64[Tensor, " b"], shape: Sequence[int] = ()) -> Float[Tensor, "b ..."]:
-    """Return float32 (b, *shape), standard normal, at most 6.8 in magnitude; arguments as those of `uniform`.
+    """Return float32 (b, *shape), standard normal, at most 6.8 in magnitude; same arguments as `uniform`.
 
     The Box-Muller transform makes two numbers of the two 32-bit halves of an output.
     """
     count = math.prod(shape)
     z = splitmix64(_hash(key), rows, (count + 1) // 2)
-    radius = _shifted(z, 32).float().add_(0.5).mul_(2**-32).log_().mul_(-2).sqrt_()
+    radius = _shift_right(z, 32).float().add_(0.5).mul_(2**-32).log_().mul_(-2).sqrt_()
     angle = z.bitwise_and_(2**32 - 1).float().mul_(2 * math.pi / 2**32)
     pairs = torch.cat([angle.cos().mul_(radius), angle.sin_().mul_(radius)], dim=1)
     return pairs[:, :count].reshape(len(rows), *shape)

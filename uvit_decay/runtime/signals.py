@@ -22,10 +22,10 @@ WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 def of_this_process(handler: Handler) -> Handler:
-    """Return `handler` for this process; one that is forked later ignores the signal, and ends at a second SIGTERM.
+    """Return `handler` for this process only: processes forked later ignore signals, but end at a second SIGTERM.
 
-    A signal to the whole group would else end the processes that read images, and the step could not be finished. They
-    end with this process.
+    Otherwise a signal sent to the process group would kill the data-loading workers, and the current step could not be
+    finished. The workers end when this process ends.
     """
     pid = os.getpid()
 
