@@ -35,7 +35,7 @@ def test_the_default_trains_looks_and_names_the_command_that_samples(programs, t
 @pytest.mark.slow
 def test_images_become_latents_a_network_and_images_again(programs, image_dir, tmp_path, monkeypatch, capsys):
     vae = save_tiny_vae(tmp_path / "vae")
-    encode = ["-m", "uvit_decay.data.latents", "encode", str(image_dir), "latents", "--vae", "vae"]
+    encode = ["-m", "uvit_decay", "encode", str(image_dir), "latents", "--vae", "vae"]
     encode += ["--image-size", "64"]
     encoded = programs.start(*encode, cwd=tmp_path)
     assert encoded.wait() == 0, encoded.stderr

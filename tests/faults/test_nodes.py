@@ -104,7 +104,7 @@ def test_nodes_that_see_other_files_end(two, start, tmp_path, trained, image_dir
     other.write_bytes(trained.read_bytes() + b"\0")
     two.nodes[1].mount("-t", "tmpfs", "none", out)
     two.nodes[1].mount("--bind", other, copy)
-    encode = ["-m", "uvit_decay.data.latents", "encode", images, out, "--vae", vae, "--image-size", 32]
+    encode = ["-m", "uvit_decay", "encode", images, out, "--vae", vae, "--image-size", 32]
     for program in start(*encode):
         ends(program, str(out), "node1")
     for program in start("sample.py", "--ckpt", copy, "--num", 4, "--out", "four.npz"):

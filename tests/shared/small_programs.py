@@ -19,7 +19,7 @@ QUICK = ["tests/shared/surroundings.py", "quick", "evaluate.py"]
 DIGITS = ["--features", "digits", "--metrics", "fd,is"]
 SAMPLE = ["sample.py", "--ckpt", "{ckpt}", "--num", "12", "--batch-size", "4", "--steps", "2"]
 COMMANDS: dict[str, list[str]] = {
-    "encode": ["-m", "uvit_decay.data.latents", "encode", "{images}", "latents", "--vae", "{vae}", *FLAGS],
+    "encode": ["-m", "uvit_decay", "encode", "{images}", "latents", "--vae", "{vae}", *FLAGS],
     "sample into a folder": [*SAMPLE, "--out", "samples"],
     "sample into an array": [*SAMPLE, "--out", "samples.npz"],
     "sample into a grid": [*SAMPLE, "--out", "samples.png"],
@@ -33,7 +33,7 @@ COMMANDS: dict[str, list[str]] = {
                  "60", "--max-test", "40", "--protocol", "knn", "--out", "classify.json"],
     "features": ["evaluate.py", "features", "--ckpt", "{ckpt}", "--images", "{digits}", "--out", "features"],
     "compare": ["evaluate.py", "compare", "{runs}/version_0", "{runs}/version_1", "--out", "compare.png"],
-    "export": ["-m", "uvit_decay.checkpoint", "export", "{ckpt}", "model.safetensors"],
+    "export": ["-m", "uvit_decay", "export", "{ckpt}", "model.safetensors"],
 }  # fmt: skip
 # Functions that write, and those that have a program's work in them.
 WRITERS = ("replacing", "_claim", "check_writable", "FeatureStore.open", "FeatureStore.add", "FeatureStore.remove")
