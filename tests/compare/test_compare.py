@@ -12,7 +12,7 @@ from run_folders import METADATA, a_run, compare, configuration, refused, shifte
 
 from uvit_decay import plots
 from uvit_decay.compare.report import pearson, remarks
-from uvit_decay.compare.runs import BEST, MEAN_SHARE, RANK, Run, find_option, grouped_by
+from uvit_decay.compare.runs import BEST, MEAN_SHARE, RANK, Run, find_option, group_by_options
 from uvit_decay.plots import _curves
 from uvit_decay.runtime.validation import flat
 
@@ -131,8 +131,8 @@ def test_any_option_compares(four, tmp_path):
     for by in ("alpha_min", "net.alpha_min", "model.init_args.net.init_args.alpha_min"):
         assert find_option(runs, by) == "model.net.alpha_min"
     assert find_option(runs, "net.schedule") == "model.net.schedule"
-    assert list(grouped_by(runs, ["seed_everything"])) == [("1",), ("0",)]
-    assert list(grouped_by(runs, ["model.net.schedule"])) == [("linear",)]
+    assert list(group_by_options(runs, ["seed_everything"])) == [("1",), ("0",)]
+    assert list(group_by_options(runs, ["model.net.schedule"])) == [("linear",)]
 
 
 DIFFERENT = {

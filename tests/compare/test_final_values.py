@@ -11,7 +11,7 @@ from refusals import find_line
 from run_folders import EVALUATIONS, a_run, compare, refused, shifted
 
 from uvit_decay.compare.report import pearson, remarks
-from uvit_decay.compare.runs import BEST, DIMENSIONS, Run, grouped_by
+from uvit_decay.compare.runs import BEST, DIMENSIONS, Run, group_by_options
 from uvit_decay.plots import _final_curve
 
 
@@ -65,7 +65,7 @@ def test_a_curve_goes_through_means_with_bars_of_the_spread():
 
 def test_further_options_ascend(eight):
     runs = [Run.read(folder) for folder in eight]
-    groups = grouped_by(runs, ["model.net.dim", "model.net.alpha_min", "seed_everything"])
+    groups = group_by_options(runs, ["model.net.dim", "model.net.alpha_min", "seed_everything"])
     assert list(groups)[:3] == [("16", "0.7", "0"), ("16", "0.7", "1"), ("16", "1.0", "0")]
     assert all(len(group) == 1 for group in groups.values())
 

@@ -42,13 +42,13 @@ def compare(
         check_writable(path)
 
     from uvit_decay.compare import report
-    from uvit_decay.compare.runs import Run, find_option, grouped_by
+    from uvit_decay.compare.runs import Run, find_option, group_by_options
 
     loaded, names = [Run.read(run) for run in runs], [by] if x in TRAINING else [by, x]
     options = [find_option(loaded, name, flag) for name, flag in zip(names, ("--by", "--x"), strict=False)]
     if len(set(options)) < len(options):
         raise UserError(f"--x {x} is the option of --by: name another, or step, epoch or images")
-    groups, ranked = grouped_by(loaded, options), report.RANKS[rank]
+    groups, ranked = group_by_options(loaded, options), report.RANKS[rank]
     table = report.rows(groups, ranked)
     with claimed(out, spreadsheet):
         report.save_csv(spreadsheet, names, table)
@@ -60,7 +60,7 @@ def compare(
     print(f"Last evaluation at step {report.last_steps(loaded)}; mean +- standard deviation over runs.")
     if any(run.probed for run in loaded):
         print(f"r: Pearson's correlation of the {report.title_of(ranked, loaded)} and the accuracy of the best probe.")
-    if protocol := report.measured(loaded):
+    if protocol := report.describe_metrics(loaded):
         print(f"Metrics of samples: {protocol}.")
     for remark in report.remarks(loaded, *options):
         print(f"remark: {remark}", file=sys.stderr)

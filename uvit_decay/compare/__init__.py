@@ -1,11 +1,11 @@
-"""Runs side by side: learning curves and a table, from the histories in their folders."""
+"""Compare runs: learning curves and a table, from the histories in the run folders."""
 
 from uvit_decay.runtime.program import lazy
 
 MODULES = {
     "Run": "runs",
     "find_option": "runs",
-    "grouped_by": "runs",
+    "group_by_options": "runs",
     "Row": "report",
     "Spread": "report",
     "rows": "report",

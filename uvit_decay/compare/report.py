@@ -1,8 +1,9 @@
-"""Report of a comparison of runs: a table averaged over seeds, curves, and remarks on what else differs.
+"""Reports that compare runs: a table averaged over seeds, curves, and remarks on other differences between the runs.
 
 The table has a row for each value of the options that runs are grouped by, in the form of the paper's Table 4. r is
-Pearson's correlation of the rank and the accuracy of the best probe: `within runs` is the mean of the correlations over
-the evaluations of single runs; `over all evaluations` pools those of all runs of a row.
+Pearson's correlation of the rank and the accuracy of the best probe. `within runs` is the mean of the correlations of
+the single runs, each over its evaluations; `over all evaluations` is the correlation over the evaluations of all runs
+of a row.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import io
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import StatisticsError, correlation, fmean, stdev
 from typing import Any, NamedTuple
 
-from uvit_decay.compare.runs import BEST, DIMENSIONS, KNN, MEAN_SHARE, ON_TEST, RANK, TOP1, Run, by_key, is_number
+from uvit_decay.compare.runs import BEST, DIMENSIONS, KNN, MEAN_SHARE, ON_TEST, RANK, TOP1, Run, group_runs, is_number
 from uvit_decay.evaluation.metric_table import displayed, on_screen
 from uvit_decay.history import GENERATION, PROBES
 from uvit_decay.plots import final_values, learning_curves
@@ -48,137 +50,223 @@ class Spread(NamedTuple):
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Compute both from the finite ones of `values`."""
-        known = [value for value in values if math.isfinite(value)]
-        return cls(fmean(known) if known else math.nan, stdev(known) if len(known) > 1 else math.nan)
+        """Return mean and standard deviation of the finite entries of `values`."""
+        known = list(filter(math.isfinite, values))
+        if not known:
+            return cls(math.nan, math.nan)
+        if len(known) == 1:
+            return cls(fmean(known), math.nan)
+        return cls(fmean(known), stdev(known))
 
     def format(self, decimals: int) -> str:
-        """Format as `mean +- std`, without a part that is NaN; `-` if the mean is."""
+        """Return `mean +- std` as text; without ` +- std` if it is NaN, and `-` if the mean is NaN."""
         if math.isnan(self.mean):
             return "-"
-        spread = "" if math.isnan(self.std) else f" +- {self.std:.{decimals}f}"
-        return f"{self.mean:.{decimals}f}{spread}"
+        if math.isnan(self.std):
+            return f"{self.mean:.{decimals}f}"
+        return f"{self.mean:.{decimals}f} +- {self.std:.{decimals}f}"
 
 
 UNKNOWN = Spread(math.nan, math.nan)
 
 
 class Row(NamedTuple):
-    """A row of the table: a label for each of its options, and `cells` with keys of COLUMNS."""
+    """A row of the table: a label for each option, its runs, and `cells`: keys of COLUMNS -> values."""
 
     labels: tuple[str, ...]
     runs: Sequence[Run]
     cells: Mapping[str, Spread]
 
+    def cell(self, key: str) -> Spread:
+        """Return the value in the column `key`; UNKNOWN if the row has no such value."""
+        return self.cells.get(key, UNKNOWN)
+
 
 def rows(groups: Groups, rank: str = RANK) -> list[Row]:
-    """Return a row for each group, and a last one with the correlations over all runs."""
+    """Return a row for each group, and a last row with the correlations over all runs."""
     table = []
+    labels: tuple[str, ...] = ()
     for labels, runs in groups.items():
-        cells = {key: Spread.of([run.last.get(key, math.nan) for run in runs]) for key in COLUMNS}
-        table.append(Row(labels, runs, {**cells, **_correlations(runs, rank)}))
-    every_run = [run for runs in groups.values() for run in runs]
-    empty = ("",) * (len(table[0].labels) - 1) if table else ()
-    return [*table, Row(("all", *empty), every_run, _correlations(every_run, rank))]
+        cells = {}
+        for key in COLUMNS:
+            cells[key] = Spread.of([run.last.get(key, math.nan) for run in runs])
+        cells |= _correlations(runs, rank)
+        table.append(Row(labels, runs, cells))
+    every_run = list_runs(groups)
+    empty = [""] * (len(labels) - 1)
+    table.append(Row(("all", *empty), every_run, _correlations(every_run, rank)))
+    return table
+
+
+def list_runs(groups: Groups) -> list[Run]:
+    """Return the runs of all groups, group by group."""
+    return list(chain.from_iterable(groups.values()))
 
 
 def _correlations(runs: Sequence[Run], rank: str) -> dict[str, Spread]:
-    within = Spread.of([pearson(run.evaluations, rank) for run in runs])
-    pooled = pearson([point for run in runs for point in run.evaluations], rank)
-    return {WITHIN: within, POOLED: Spread(pooled, math.nan)}
+    """Return the correlations of rank and accuracy by their keys in COLUMNS."""
+    within = []
+    evaluations: list[Mapping[str, float]] = []
+    for run in runs:
+        within.append(pearson(run.evaluations, rank))
+        evaluations += run.evaluations
+    return {WITHIN: Spread.of(within), POOLED: Spread(pearson(evaluations, rank), math.nan)}
 
 
 def pearson(points: Sequence[Mapping[str, float]], rank: str = RANK) -> float:
-    """Return the correlation of rank and accuracy; NaN with too few points, or if either is constant."""
-    pairs = [(point[rank], point[BEST]) for point in points]
-    known = [pair for pair in pairs if all(map(math.isfinite, pair))]
+    """Return Pearson's correlation of rank and accuracy over the points.
+
+    NaN with fewer than FEWEST finite points, or if either value is constant.
+    """
+    ranks = []
+    accuracies = []
+    for point in points:
+        if math.isfinite(point[rank]) and math.isfinite(point[BEST]):
+            ranks.append(point[rank])
+            accuracies.append(point[BEST])
+    if len(ranks) < FEWEST:
+        return math.nan
     try:
-        return correlation(*zip(*known, strict=True)) if len(known) >= FEWEST else math.nan
+        return correlation(ranks, accuracies)
     except StatisticsError:
         return math.nan
 
 
 def title_of(value: str, runs: Sequence[Run]) -> str:
-    """Return the title of a value, of a rank with the tokens whose rank it is, of a distance with the features."""
-    tokens = sorted({run.ranked for run in runs if run.probed}) if value in RANKS.values() else ()
-    extractors = {str(run.protocol.get("extractor")) for run in runs if value in run.last}
-    title = COLUMNS[value][0] + (f" of {' or '.join(tokens)}" if tokens else "")
-    return on_screen(value, title, extractors.pop()) if len(extractors) == 1 else title
+    """Return the title of a value: a rank names its tokens, a distance names its feature extractor."""
+    title = COLUMNS[value][0]
+    tokens = set()
+    extractors = set()
+    for run in runs:
+        if run.probed:
+            tokens.add(run.ranked)
+        if value in run.last:
+            extractors.add(str(run.protocol.get("extractor")))
+    if tokens and value in RANKS.values():
+        title += f" of {' or '.join(sorted(tokens))}"
+    if len(extractors) == 1:
+        return on_screen(value, title, extractors.pop())
+    return title
+
+
+def _has_values(table: Sequence[Row], key: str) -> bool:
+    """Return whether any row has a value in a column."""
+    return not all(math.isnan(row.cell(key).mean) for row in table)
 
 
 def markdown(options: Sequence[str], table: Sequence[Row]) -> str:
-    """Format the table as Markdown, without the columns in which no run has a value."""
-    shown = [key for key in COLUMNS if not all(math.isnan(row.cells.get(key, UNKNOWN).mean) for row in table)]
-    lines = [[*options, "runs", *(title_of(key, table[-1].runs) for key in shown)]]
-    lines.append(["---"] * len(lines[0]))
+    """Return the table as Markdown, without the columns in which no run has a value."""
+    shown = [key for key in COLUMNS if _has_values(table, key)]
+    header = [*options, "runs"]
+    for key in shown:
+        header.append(title_of(key, table[-1].runs))
+    lines = [header, ["---"] * len(header)]
     for row in table:
-        cells = (row.cells.get(key, UNKNOWN).format(COLUMNS[key][1]) for key in shown)
-        lines.append([*row.labels, str(len(row.runs)), *cells])
+        line = [*row.labels, str(len(row.runs))]
+        for key in shown:
+            _, decimals = COLUMNS[key]
+            line.append(row.cell(key).format(decimals))
+        lines.append(line)
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def save_csv(path: Path, options: Sequence[str], table: Sequence[Row]) -> None:
-    """Write the table as CSV; each row includes the last step and the protocol of its samples' metrics."""
+    """Write the table as CSV; each row includes the last step and the protocol of its metrics of samples."""
     text = io.StringIO()
     writer = csv.writer(text)
-    parts = (f"{key}_{part}" for key in COLUMNS for part in Spread._fields)
-    writer.writerow([*options, "runs", "step", *parts, "measured"])
+    header = [*options, "runs", "step"]
+    for key in COLUMNS:
+        header += [f"{key}_mean", f"{key}_std"]
+    writer.writerow([*header, "measured"])
     for row in table:
-        numbers = (value for key in COLUMNS for value in row.cells.get(key, UNKNOWN))
-        plain = ("" if math.isnan(value) else f"{value:.6g}" for value in numbers)
-        writer.writerow([*row.labels, len(row.runs), last_steps(row.runs), *plain, measured(row.runs)])
+        line = [*row.labels, len(row.runs), last_steps(row.runs)]
+        for key in COLUMNS:
+            mean, std = row.cell(key)
+            line += [_format_known(mean), _format_known(std)]
+        writer.writerow([*line, describe_metrics(row.runs)])
     with replacing(path) as file:
         file.write(text.getvalue().encode())
 
 
+def _format_known(value: float) -> str:
+    """Return a value with six significant digits; empty if it is NaN."""
+    if math.isnan(value):
+        return ""
+    return f"{value:.6g}"
+
+
 def last_steps(runs: Sequence[Run]) -> str:
-    """Format the steps of the runs' last evaluations: `2000`, or `1500 to 2000`."""
+    """Return the steps of the runs' last evaluations as text: `2000`, or `1500 to 2000`."""
     steps = sorted({run.last_step for run in runs})
-    return f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
+    if len(steps) == 1:
+        return str(steps[0])
+    return f"{steps[0]} to {steps[-1]}"
 
 
-def measured(runs: Sequence[Run]) -> str:
-    """Summarise the protocol of the metrics of samples in a line; empty if no run has any."""
+METRIC_SETTINGS = {  # name in a run's protocol: word in the summary
+    "n": "samples",
+    "samples.weights": "weights",
+    "samples.sampler": "sampler",
+    "samples.steps": "steps",
+    "samples.guidance": "guidance",
+    "reference.name": "against",
+    "extractor": "features",
+}
+
+
+def describe_metrics(runs: Sequence[Run]) -> str:
+    """Return one line with the protocol of the metrics of samples; empty if no run has such metrics."""
     protocols = [run.protocol for run in runs if run.generation]
     if not protocols:
         return ""
-    if any(protocol != protocols[0] for protocol in protocols):
-        return "in different ways"
-    names = {"n": "samples", "samples.weights": "weights", "samples.sampler": "sampler", "samples.steps": "steps"}
-    names |= {"samples.guidance": "guidance", "reference.name": "against", "extractor": "features"}
-    return ", ".join(f"{word} {protocols[0][name]}" for name, word in names.items() if name in protocols[0])
+    first = protocols[0]
+    for protocol in protocols:
+        if protocol != first:
+            return "in different ways"
+    return ", ".join(f"{word} {first[name]}" for name, word in METRIC_SETTINGS.items() if name in first)
 
 
 def save_curves(path: Path, by: str, groups: Groups, x: str, rank: str) -> None:
     """Draw rank and accuracies over training, and rank against best probe; without probes, the metrics of samples."""
-    every_run = [run for runs in groups.values() for run in runs]
+    every_run = list_runs(groups)
     probed = any(run.probed for run in every_run)
-    histories = {label: [run.evaluations for run in runs if run.probed == probed] for (label,), runs in groups.items()}
-    r = pearson([point for runs in histories.values() for run in runs for point in run], rank)
-    title = "too few evaluations for r" if math.isnan(r) else f"Pearson's r = {r:.2f}"
-    against = {(rank, BEST): title} if probed else {}
-    learning_curves(path, histories, x, _drawn(every_run, rank), against, by)
+    histories = {}
+    evaluations: list[Mapping[str, float]] = []
+    for (label,), runs in groups.items():
+        histories[label] = [run.evaluations for run in runs if run.probed == probed]
+        evaluations += chain.from_iterable(histories[label])
+    against = {}
+    if probed:
+        r = pearson(evaluations, rank)
+        against[rank, BEST] = "too few evaluations for r" if math.isnan(r) else f"Pearson's r = {r:.2f}"
+    learning_curves(path, histories, x, _panel_titles(every_run, rank), against, by)
 
 
 def save_final_values(path: Path, names: Sequence[str], groups: Groups, option: str, rank: str) -> None:
     """Draw rank and accuracies of the last evaluations against `option`, a curve for each value of the first option."""
-    every_run = [run for runs in groups.values() for run in runs]
-    classifiers = any(run.top1 is not None for run in every_run)
-    shown = _drawn(every_run, rank) | ({TOP1: "top-1 accuracy"} if classifiers else {})
+    every_run = list_runs(groups)
+    shown = _panel_titles(every_run, rank)
+    if any(run.top1 is not None for run in every_run):
+        shown[TOP1] = "top-1 accuracy"
     numbers = all(is_number(run.options[option]) for run in every_run)
     curves: dict[str, dict[float | str, list[Mapping[str, float]]]] = {}
-    for (label, place), runs in groups.items():
-        curves.setdefault(label, {})[float(place) if numbers else place] = [run.last for run in runs]
+    for (label, value), runs in groups.items():
+        place = float(value) if numbers else value
+        curves.setdefault(label, {})[place] = [run.last for run in runs]
     final_values(path, curves, names[1], shown, names[0])
 
 
-def _drawn(runs: Sequence[Run], rank: str) -> dict[str, str]:
-    """Return the values that are drawn, and their titles: those of the probes, else those of the samples."""
+def _panel_titles(runs: Sequence[Run], rank: str) -> dict[str, str]:
+    """Return the values to draw and their titles: values of the probes or, without probes, metrics of samples."""
+    measured = set()
+    for run in runs:
+        measured |= {name for name, value in run.last.items() if name != MEAN_SHARE or math.isfinite(value)}
     if not any(run.probed for run in runs):
-        return {name: title_of(name, runs) for name in displayed() if any(name in run.last for run in runs)}
+        return {name: title_of(name, runs) for name in displayed() if name in measured}
     shown = {rank: title_of(rank, runs), BEST: "best probe accuracy", KNN: "kNN accuracy"}
-    known = any(math.isfinite(run.last.get(MEAN_SHARE, math.nan)) for run in runs)
-    return shown | ({MEAN_SHARE: "share of the mean"} if known else {})
+    if MEAN_SHARE in measured:
+        shown[MEAN_SHARE] = "share of the mean"
+    return shown
 
 
 SEED = "seed_everything"
@@ -187,41 +275,88 @@ ABOUT_ONE_RUN = (SEED, "model.seed", "data.seed", "ckpt_path")  # differ from ru
 
 
 def remarks(runs: Sequence[Run], *options: str) -> Iterator[str]:
-    """Yield a line for everything in which the runs differ besides the options and the seed."""
-    for other in sorted({key for run in runs for key in run.options} - {*options, *ABOUT_ONE_RUN}):
-        if not other.startswith("trainer.logger"):
-            known = [run for run in runs if other in run.options or not run.has_part(other)]
-            yield from _differing(other, {run: run.options.get(other, "absent") for run in known})
-    yield from _differing("the pool of the rank", {run: run.ranked for run in runs if run.probed})
-    # It does where a run was continued from a checkpoint whose history was not at hand.
-    yield from _differing("the step of the first evaluation", {run: int(run.evaluations[0]["step"]) for run in runs})
-    yield from _differing("the step of the last evaluation", {run: run.last_step for run in runs})
-    if unprobed := [run for run in runs if not run.probed and any(other.probed for other in runs)]:
+    """Yield a line for each difference between the runs besides the options and the seed, and for each doubtful run."""
+    yield from _compare_settings(runs, options)
+    yield from _remark_evaluations(runs)
+    yield from _remark_generation(runs)
+    yield from _find_duplicates(runs, options)
+
+
+def _compare_settings(runs: Sequence[Run], options: Sequence[str]) -> Iterator[str]:
+    """Yield a line for each other option whose value differs between the runs."""
+    names: set[str] = set()
+    for run in runs:
+        names.update(run.options)
+    for name in sorted(names.difference(options, ABOUT_ONE_RUN)):
+        if name.startswith("trainer.logger"):
+            continue
+        values = {}
+        for run in runs:
+            if name in run.options or not run.has_part(name):
+                values[run] = run.options.get(name, "absent")
+        yield from _compare_values(name, values)
+
+
+def _remark_evaluations(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield a line for each difference between the evaluations of the runs, and for collapsed features."""
+    probed = [run for run in runs if run.probed]
+    yield from _compare_values("the pool of the rank", {run: run.ranked for run in probed})
+    # The first steps differ if a run was continued from a checkpoint whose history was missing.
+    first_steps = {run: int(run.evaluations[0]["step"]) for run in runs}
+    yield from _compare_values("the step of the first evaluation", first_steps)
+    yield from _compare_values("the step of the last evaluation", {run: run.last_step for run in runs})
+    unprobed = [run for run in runs if not run.probed]
+    if probed and unprobed:
         yield f"no {PROBES}, so no curves, in {_names(unprobed)}"
-    if collapsed := [run for run in runs if run.last.get(MEAN_SHARE, 0.0) > COLLAPSED]:
+    collapsed = [run for run in runs if run.last.get(MEAN_SHARE, 0.0) > COLLAPSED]
+    if collapsed:
         what = f"of the tracked features more than {COLLAPSED} is their mean, which all images share"
         yield f"{what}: {_names(collapsed)}"
+
+
+def _remark_generation(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield a line for each difference between the protocols and steps of the runs' metrics of samples."""
     generated = [run for run in runs if run.generation]
-    for other in sorted({key for run in generated for key in run.protocol}):
-        yield from _differing(f"the metrics' {other}", {run: run.protocol.get(other, "absent") for run in generated})
-    if late := [run for run in generated if run.generation.step != run.last_step]:
+    names: set[str] = set()
+    for run in generated:
+        names.update(run.protocol)
+    for name in sorted(names):
+        yield from _compare_values(f"the metrics' {name}", {run: run.protocol.get(name, "absent") for run in generated})
+    late = [run for run in generated if run.generation.step != run.last_step]
+    if late:
         yield f"metrics of samples are not of the step of the last evaluation in {_names(late)}"
-    if generated and (others := [run for run in runs if not run.generation]):
+    others = [run for run in runs if not run.generation]
+    if generated and others:
         yield f"no {GENERATION}, so no metrics of samples, in {_names(others)}"
-    named = {"seed": SEED, **{option: option for option in options}}
-    settings = by_key(runs, lambda run: ", ".join(f"{word} {run.options.get(name)}" for word, name in named.items()))
-    for what, same in settings.items():
+
+
+def _find_duplicates(runs: Sequence[Run], options: Sequence[str]) -> Iterator[str]:
+    """Yield a line for each combination of seed and options that more than one run has."""
+    named = {"seed": SEED}
+    for option in options:
+        named[option] = option
+
+    def describe(run: Run) -> str:
+        return ", ".join(f"{word} {run.options.get(name)}" for word, name in named.items())
+
+    for what, same in group_runs(runs, describe).items():
         if len(same) > 1:
-            yield f"{what} occurs {len(same)} times, so the spread is not that of seeds: {_names(same)}"
+            yield f"{what} occurs {len(same)} times, so the spread is not the spread over seeds: {_names(same)}"
 
 
-def _differing(what: str, values: Mapping[Run, Any]) -> Iterator[str]:
-    """Yield one line if not all runs have the same value."""
-    words = {run: value if isinstance(value, str) else json.dumps(value, default=str) for run, value in values.items()}
-    groups = by_key(values, words.__getitem__)
+def _compare_values(what: str, values: Mapping[Run, Any]) -> Iterator[str]:
+    """Yield one line if the runs have different values."""
+    words = {}
+    for run, value in values.items():
+        words[run] = value if isinstance(value, str) else json.dumps(value, default=str)
+    groups = group_runs(values, words.__getitem__)
     if len(groups) > 1:
-        yield f"{what} differs: {'; '.join(f'{value} in {_names(runs)}' for value, runs in groups.items())}"
+        different = [f"{value} in {_names(runs)}" for value, runs in groups.items()]
+        yield f"{what} differs: {'; '.join(different)}"
 
 
 def _names(runs: Sequence[Run]) -> str:
-    return ", ".join(str(run.folder) for run in runs) if len(runs) <= 3 else f"{len(runs)} runs"
+    """Return the folders of at most three runs, or the number of runs."""
+    if len(runs) > 3:
+        return f"{len(runs)} runs"
+    return ", ".join(str(run.folder) for run in runs)

@@ -1,4 +1,4 @@
-"""Training runs, read from the folders that train.py writes: options, histories of the probes and of the samples."""
+"""Training runs, read from the folders that train.py writes: options, histories of probes and of metrics of samples."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Run:
     Args:
         folder: run folder, as the user named it.
         options: the configuration, flat: `model.net.alpha_min`, `trainer.callbacks.EMA.decay`.
-        ranked: the tokens whose rank its probes measured; None without probes.
-        evaluations: those of the probes, or else of the samples, at least one, in the order of their steps; each has
-            `step`, `epoch`, `images` and the values of the history. Unknown values are NaN.
-        generation: the last measurement of the samples; None if there is none.
-        top1: a classifier's last validation accuracy; None for other networks.
+        ranked: name of the tokens whose rank its probes measured; None without probes.
+        evaluations: the evaluations of the probes or, without probes, of the samples; at least one, in the order of
+            their steps. Each has `step`, `epoch`, `images` and the values of the history; unknown values are NaN.
+        generation: the last metrics of samples; None if there are none.
+        top1: last validation accuracy of a classifier, in [0, 1]; None for other networks.
     """
 
     folder: Path
@@ -46,22 +46,34 @@ class Run:
 
     @classmethod
     def read(cls, folder: Path) -> Run:
-        """Read the files that train.py wrote to `folder`; its probes or its samples must have been evaluated."""
+        """Read the files that train.py wrote to `folder`.
+
+        Raises:
+            UserError: the folder has no configuration, neither probes nor metrics of samples, or a damaged file.
+        """
         config = folder / "config.yaml"
         if not config.exists():
             raise UserError(f"{folder} has no config.yaml: name a run folder, such as runs/digits/version_0")
         options = dict(flat(read_yaml(config)))
-        probes, generation = _history(folder / PROBES), _history(folder / GENERATION)
+        probes = _read_history(folder / PROBES)
+        generation = _read_history(folder / GENERATION)
         if not (probes or generation):
-            mend = "leave it out, wait for its first evaluation, or add the callback LinearProbes or GenerationMetrics"
-            raise UserError(f"{folder} has no measurement in {PROBES} or {GENERATION}: {mend}")
-        last = generation[-1] if generation else None
-        points = [_point(measurement) for measurement in probes or generation]
-        return cls(folder, options, _ranked(probes[-1]) if probes else None, points, last, _last_top1(folder / METRICS))
+            advice = (
+                "leave it out, wait for its first evaluation, or add the callback LinearProbes or GenerationMetrics"
+            )
+            raise UserError(f"{folder} has no measurement in {PROBES} or {GENERATION}: {advice}")
+        ranked = None
+        if probes:
+            ranked = _name_tokens(probes[-1])
+        last = None
+        if generation:
+            last = generation[-1]
+        points = list(map(_make_point, probes or generation))
+        return cls(folder, options, ranked, points, last, _last_top1(folder / METRICS))
 
     @property
     def probed(self) -> bool:
-        """Return whether the evaluations are those of probes."""
+        """Whether the run has evaluations of probes."""
         return self.ranked is not None
 
     @property
@@ -72,23 +84,31 @@ class Run:
     @property
     def last(self) -> Mapping[str, float]:
         """The values of the last evaluation, with the metrics of samples and `val/top1` as last measured."""
-        generated = {} if self.generation is None else self.generation.values
-        return {**self.evaluations[-1], **generated, **({} if self.top1 is None else {TOP1: self.top1})}
+        values = dict(self.evaluations[-1])
+        if self.generation is not None:
+            values |= self.generation.values
+        if self.top1 is not None:
+            values[TOP1] = self.top1
+        return values
 
     def has_part(self, option: str) -> bool:
-        """Return whether the run has the object that an option is of: its default holds where the option is absent."""
-        of = option.rpartition(".")[0]
-        return any(name.startswith(f"{of}.") or not of for name in self.options)
+        """Return whether the run has the object that an option belongs to, so that an absent option has its default."""
+        part = option.rpartition(".")[0]
+        if not part:
+            return bool(self.options)
+        return any(name.startswith(f"{part}.") for name in self.options)
 
     @property
     def protocol(self) -> dict[str, Any]:
-        """Everything that the metrics of samples depend on, flat; empty if there are none."""
-        metadata = {} if self.generation is None else self.generation.metadata
-        return dict(flat({name: value for name, value in metadata.items() if name not in OUTCOMES}))
+        """The settings that the metrics of samples depend on, flat; empty if there are no such metrics."""
+        if self.generation is None:
+            return {}
+        settings = {name: value for name, value in self.generation.metadata.items() if name not in OUTCOMES}
+        return dict(flat(settings))
 
 
-def _history(path: Path) -> list[Measurement]:
-    """Read a history; raise a UserError for a value that no evaluation has, which would spoil means and axes."""
+def _read_history(path: Path) -> list[Measurement]:
+    """Read a history; raise a UserError for an impossibly large value, which would spoil means and axes."""
     measurements = read(path)
     for measurement in measurements:
         for name, value in measurement.values.items():
@@ -97,34 +117,50 @@ def _history(path: Path) -> list[Measurement]:
     return measurements
 
 
-def _ranked(measurement: Measurement) -> str:
-    """Return the tokens whose rank probes measured."""
-    of_class_tokens = any(name.endswith(OF_CLASS_TOKENS) for name in measurement.values)
-    pool = "cls" if of_class_tokens else str(measurement.metadata.get("pool", "mean"))
+def _name_tokens(measurement: Measurement) -> str:
+    """Return the name of the tokens whose rank the probes measured."""
+    pool = str(measurement.metadata.get("pool", "mean"))
+    for name in measurement.values:
+        if name.endswith(OF_CLASS_TOKENS):
+            pool = "cls"
     return TOKENS.get(pool, pool)
 
 
-def _point(measurement: Measurement) -> dict[str, float]:
+def _make_point(measurement: Measurement) -> dict[str, float]:
     """Return a measurement as a point of the curves."""
-    at = {"step": measurement.step, "epoch": measurement.epoch, "images": measurement.images_seen}
-    values = {name.removesuffix(OF_CLASS_TOKENS): value for name, value in measurement.values.items()}
-    return {**dict.fromkeys((BEST, KNN, RANK, DIMENSIONS, MEAN_SHARE), math.nan), **values, **at}
+    point = dict.fromkeys((BEST, KNN, RANK, DIMENSIONS, MEAN_SHARE), math.nan)
+    for name, value in measurement.values.items():
+        point[name.removesuffix(OF_CLASS_TOKENS)] = value
+    point["step"] = measurement.step
+    point["epoch"] = measurement.epoch
+    point["images"] = measurement.images_seen
+    return point
 
 
 def _last_top1(path: Path) -> float | None:
     """Return the last validation accuracy that was logged to metrics.csv."""
     with explained(f"{path} is damaged", ValueError):
         logged = [float(values[TOP1]) for _, values in read_rows(path) if TOP1 in values]
-    if logged and not 0 <= logged[-1] <= 1:
+    if not logged:
+        return None
+    if not 0 <= logged[-1] <= 1:
         raise UserError(f"{path} is damaged: {TOP1} is {logged[-1]:g}")
-    return logged[-1] if logged else None
+    return logged[-1]
 
 
 def find_option(runs: Sequence[Run], name: str, flag: str = "--by") -> str:
-    """Return the full name of an option, given by its last part or parts; all runs must have it."""
+    """Return the full name of an option, given by its last part or parts.
+
+    Raises:
+        UserError: the name fits no option or several, or a run does not have the option; `flag` is named.
+    """
     ending = name.replace(".init_args", "")
-    names = {name for run in runs for name in run.options}
-    found = sorted({ending} & names or {name for name in names if name.endswith(f".{ending}")})
+    names: set[str] = set()
+    for run in runs:
+        names.update(run.options)
+    found = [ending]
+    if ending not in names:
+        found = sorted(option for option in names if option.endswith(f".{ending}"))
     if not found:
         raise UserError(f"{flag} {name}: the configurations have no such option; model.net.alpha_min is one")
     if len(found) > 1:
@@ -135,30 +171,40 @@ def find_option(runs: Sequence[Run], name: str, flag: str = "--by") -> str:
     return found[0]
 
 
-def grouped_by(runs: Sequence[Run], options: Sequence[str]) -> dict[tuple[str, ...], list[Run]]:
-    """Group runs by the values of options.
+def group_by_options(runs: Sequence[Run], options: Sequence[str]) -> dict[tuple[str, ...], list[Run]]:
+    """Group runs by the values of options, in order: numbers before words.
 
-    Those of the first one descend, as the paper's tables begin with the plain network, others ascend; words come last.
+    Values of the first option descend, because the paper's tables begin with the plain network; others ascend.
     """
-    ordered = list(runs)
-    for i, option in reversed(list(enumerate(options))):
-        ordered.sort(key=lambda run, option=option, i=i: _place(run.options[option], descending=i == 0))
-    return by_key(ordered, lambda run: tuple(str(run.options[option]) for option in options))
+
+    def sort_key(run: Run) -> list[tuple[bool, float, str]]:
+        keys = []
+        for number, option in enumerate(options):
+            keys.append(_place(run.options[option], descending=number == 0))
+        return keys
+
+    def labels(run: Run) -> tuple[str, ...]:
+        return tuple(str(run.options[option]) for option in options)
+
+    return group_runs(sorted(runs, key=sort_key), labels)
 
 
 def _place(value: Any, descending: bool) -> tuple[bool, float | int, str]:
+    """Return the sort key of a value: numbers by size, then words by letters."""
     if not is_number(value):
         return True, 0, str(value)
-    return False, -value if descending else value, ""
+    if descending:
+        return False, -value, ""
+    return False, value, ""
 
 
 def is_number(value: object) -> bool:
-    """Return whether an option is a number, and not true or false."""
+    """Return whether a value is an int or a float; bool does not count."""
     return type(value) in (int, float)
 
 
-def by_key(runs: Iterable[Run], key: Callable[[Run], Key]) -> dict[Key, list[Run]]:
-    """Group runs by a key, in the order of their first occurrence."""
+def group_runs(runs: Iterable[Run], key: Callable[[Run], Key]) -> dict[Key, list[Run]]:
+    """Group runs by a key; the keys are in the order of their first occurrence."""
     groups: dict[Key, list[Run]] = {}
     for run in runs:
         groups.setdefault(key(run), []).append(run)
