@@ -104,11 +104,7 @@ def attach(
         UserError: a model that is attached already or has no supported block; in its forward, modules that are not
             called as named.
     """
-    hooks = (hook for module in model.modules() for hook in module._forward_pre_hooks.values())
-    if any(isinstance(getattr(hook, "__self__", None), HookedBranches) for hook in hooks):
-        raise UserError(
-            "this model is attached already: call remove() of the object that attach returned, then attach again"
-        )
+    _check_not_attached(model)
     named = known_pairs(model) if pairs is None else pairs
     groups = _hooked_branches(model, named)
     per_block, count = _per_block(named), sum(len(group.norms) for group in groups)
@@ -135,6 +131,16 @@ def attach(
     if attached.hooked:
         _forget_graphs()
     return attached
+
+
+def _check_not_attached(model: nn.Module) -> None:
+    """Raise a UserError if `attach` has hooks in the model already."""
+    for module in model.modules():
+        for hook in module._forward_pre_hooks.values():
+            if isinstance(getattr(hook, "__self__", None), HookedBranches):
+                raise UserError(
+                    "this model is attached already: call remove() of the object that attach returned, then attach again"
+                )
 
 
 def _hooked_branches(model: nn.Module, pairs: Pairs) -> list[HookedBranches]:

@@ -127,13 +127,24 @@ def shortcuts(
     if across:
         ones = (1.0,) * count
         return Shortcuts(ones, ones, ones, "queries", depth=DEPTH_ATTENTION[schedule])
-    repeat = 1 if granularity == "branch" else 2
-    depths = [u for u in _depths(count // repeat, index) for _ in range(repeat)]
-    if branches != "both":
-        depths[1 if branches == "attention" else 0 :: 2] = [0.0] * blocks
     kind = SHORTCUTS[schedule]
+    depths = _branch_depths(count, granularity, index, branches)
     weights = replace(kind.weights(depths, alpha_min), restarts=tuple(restarts))
     return weights.with_gains() if kind.gains else weights
+
+
+def _branch_depths(count: int, granularity: Granularity, index: Index, branches: Branches) -> list[float]:
+    """Return the depth u of each of `count` residual branches; see the arguments of `shortcuts`."""
+    if granularity == "branch":
+        depths = _depths(count, index)
+    else:
+        depths = []
+        for u in _depths(count // 2, index):
+            depths += [u, u]  # attention and MLP of a block
+    if branches != "both":
+        left_out = 1 if branches == "attention" else 0
+        depths[left_out::2] = [0.0] * (count // 2)
+    return depths
 
 
 def read_weights(numbers: object, count: int) -> Shortcuts:
