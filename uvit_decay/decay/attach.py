@@ -113,9 +113,7 @@ def attach(
     projected = _projected_branches(groups)
     weights = shortcuts(count // per_block, alpha_min, schedule, granularity, index, branches, per_block, projected)
     if weights.depth is not None:
-        raise UserError(
-            f"the schedule {schedule!r} replaces the shortcuts of a network: attach keeps them, use uvit_decay.nn"
-        )
+        raise UserError(f"the schedule {schedule!r} has no shortcuts to attach: use the networks of uvit_decay.nn")
     if weights.per_channel and dim is None:
         raise UserError(f"the schedule {schedule!r} learns a weight for each channel: give their number, `dim`")
     attached = Attached(weights, dim or 1, next((p.device for p in model.parameters()), torch.device("cpu")))
@@ -138,9 +136,7 @@ def _check_not_attached(model: nn.Module) -> None:
     for module in model.modules():
         for hook in module._forward_pre_hooks.values():
             if isinstance(getattr(hook, "__self__", None), HookedBranches):
-                raise UserError(
-                    "this model is attached already: call remove() of the object that attach returned, then attach again"
-                )
+                raise UserError("this model is attached already: call remove() of what attach returned before")
 
 
 def _hooked_branches(model: nn.Module, pairs: Pairs) -> list[HookedBranches]:
