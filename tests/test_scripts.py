@@ -56,4 +56,4 @@ def test_images_become_latents_a_network_and_images_again(programs, image_dir, t
     with pytest.raises(SystemExit) as stop:
         sample(monkeypatch, tmp_path, "--ckpt", checkpoint)
     assert stop.value.code == 2
-    assert "with --vae" in capsys.readouterr().err.splitlines()[-1]
+    assert "--vae" in capsys.readouterr().err.splitlines()[-1]

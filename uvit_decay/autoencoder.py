@@ -272,7 +272,7 @@ def _check_exists(vae: str) -> None:
     if Path(vae).exists():
         return
     if not HUB_ID.fullmatch(vae):
-        raise UserError(f"the autoencoder {vae} cannot be loaded: there is no such folder")
+        raise UserError(f"the autoencoder {vae} cannot be loaded: there is no such folder; name one with --vae")
     if not isinstance(try_to_load_from_cache(vae, CONFIG), str):
         get_hf_file_metadata(hf_hub_url(vae, CONFIG))
 

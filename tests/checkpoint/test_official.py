@@ -87,7 +87,8 @@ def test_what_is_said_comes_before_what_is_published():
     model = recognise(state, ImportOptions(path="vp", vae="my/vae", alpha_min=0.7), HERE)
     assert (model.path, model.net.time_scale, model.net.config["alpha_min"]) == ("vp", 999.0, 0.7)
     assert asdict(model.latents) == {
-        "vae": "my/vae", "sha256": "", "scale": 0.18215, "shift": 0.0, "channels": 4, "factor": 8, "rgb": None
+        "vae": "my/vae", "sha256": "", "scale": 0.18215, "shift": 0.0, "channels": 4, "factor": 8, "rgb": None,
+        "channel_mean": None, "channel_std": None,
     }  # fmt: skip
     other = recognise(state, ImportOptions(heads=12), HERE)  # no published network: nothing of H is taken over
     assert (other.size, other.net.config["heads"], other.path) == (None, 12, "vp")
