@@ -74,6 +74,25 @@ def denoise_fn(net: Network, path: NoisePath, prediction: Prediction, y: Tensor 
     return denoise
 
 
+def autoguided(good: DenoiseFn, bad: DenoiseFn, scale: float, path: NoisePath, clip: bool) -> DenoiseFn:
+    """Return the denoiser D = D_bad + scale (D_good - D_bad) of two denoisers on the same path, for the same labels.
+
+    Karras et al. 2024, "Guiding a Diffusion Model with a Bad Version of Itself". Both return (x, eps) without clipping,
+    so that their networks may predict different quantities; `clip` clamps the combined x to [-1, 1].
+    """
+
+    def denoise(x_t: Tensor, t: Tensor) -> tuple[Tensor, ...]:
+        x_good, eps_good, *variance = good(x_t, t)
+        x_bad, eps_bad, *_ = bad(x_t, t)
+        x = torch.lerp(x_bad, x_good, scale)
+        if not clip:
+            return x, torch.lerp(eps_bad, eps_good, scale), *variance
+        x = x.clamp(-1, 1)
+        return x, path.eps_from_x(x_t, x, t), *variance
+
+    return denoise
+
+
 def times_like(x: Tensor, time: float) -> Tensor:
     """Return `time` for each sample of x, (b,) in the dtype and on the device of x."""
     return torch.full((len(x),), time, device=x.device, dtype=x.dtype)

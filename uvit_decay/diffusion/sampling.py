@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from uvit_decay.diffusion.denoiser import Denoiser, Guided, denoise_fn
+from uvit_decay.diffusion.denoiser import Denoiser, Guided, autoguided, denoise_fn
 from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.diffusion.prediction import Network, Prediction, sampling_interval
 from uvit_decay.diffusion.samplers import SAMPLERS, Sampler, sde_sampler
@@ -131,6 +131,7 @@ class DiffusionModel:
     device: torch.device
     pixels: bool = True
     learned_variance: bool = False
+    guide: DiffusionModel | None = None  # a worse network for autoguidance, instead of the null label
 
     @classmethod
     def from_net(
@@ -149,6 +150,9 @@ class DiffusionModel:
         sampling.method.check(self.path)
         if sampling.method.learned_variance and not self.learned_variance:
             raise UserError(f"sampler {sampling.sampler} needs a network with a learned variance, as DiT's: use ddpm")
+        if self.guide is not None:
+            self._check_guide(self.guide, sampling)
+            return
         if sampling.guidance == 1.0:
             return
         if not self.num_classes:
@@ -158,15 +162,41 @@ class DiffusionModel:
         if (sampling.guidance_channels or 1) > self.shape[0]:
             raise UserError(f"guidance_channels {sampling.guidance_channels}: this network has {self.shape[0]}")
 
+    def _check_guide(self, guide: DiffusionModel, sampling: Sampling) -> None:
+        """Raise a UserError unless the guide makes images of the same shape, classes and noise path."""
+        for name in ("shape", "num_classes", "path", "pixels"):
+            ours, theirs = getattr(self, name), getattr(guide, name)
+            if ours != theirs:
+                raise UserError(f"--guide has {name} {theirs}, --ckpt has {ours}: name a guide with the same {name}")
+        if sampling.guidance == 1.0:
+            raise UserError("--guide changes nothing with guidance 1: set --guidance, such as 2")
+        if sampling.guidance_channels is not None:
+            raise UserError("--guidance-channels is for guidance by the null label: leave it out with --guide")
+
     def denoiser(self, sampling: Sampling, labels: Sequence[int] | None) -> Denoiser:
         """Return the denoiser to integrate, guided if asked for, for a batch with these labels."""
         y = None if labels is None else indices_on(self.device, labels)
+        if self.guide is not None:
+            return self._autoguided(sampling, y)
         net = Guided(self.net, sampling.guidance, self.num_classes, sampling.guidance_channels)
         clip = self.clips(sampling)
         guided, plain = (denoise_fn(network, self.path, self.prediction, y, clip) for network in (net, self.net))
         denoiser = Denoiser(guided, self.path, *sampling_interval(self.path, self.prediction, clip))
         if sampling.guidance == 1.0 or sampling.guidance_interval is None:
             return denoiser
+        return replace(denoiser, plain=plain, guided=sampling.guidance_interval)
+
+    def _autoguided(self, sampling: Sampling, y: Tensor | None) -> Denoiser:
+        clip = self.clips(sampling)
+        good = denoise_fn(self.net, self.path, self.prediction, y, clip=False)
+        bad = denoise_fn(self.guide.net, self.path, self.guide.prediction, y, clip=False)
+        low, high = sampling_interval(self.path, self.prediction, clip)
+        guide_low, guide_high = sampling_interval(self.path, self.guide.prediction, clip)
+        fn = autoguided(good, bad, sampling.guidance, self.path, clip)
+        denoiser = Denoiser(fn, self.path, max(low, guide_low), min(high, guide_high))
+        if sampling.guidance_interval is None:
+            return denoiser
+        plain = denoise_fn(self.net, self.path, self.prediction, y, clip)
         return replace(denoiser, plain=plain, guided=sampling.guidance_interval)
 
     def clips(self, sampling: Sampling) -> bool:
