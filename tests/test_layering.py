@@ -10,7 +10,7 @@ from conftest import ROOT
 
 PACKAGE = ROOT / "uvit_decay"
 ISLANDS = {"nn", "diffusion", "data", "metrics", "representations"}
-ABOVE = {"evaluation", "compare", "tasks", "callbacks", "checkpoint", "samples", "doctor", "commands", "hub"}
+ABOVE = {"evaluation", "compare", "tasks", "callbacks", "checkpoint", "samples", "guide", "doctor", "commands", "hub"}
 FORBIDDEN = {
     "runtime": ISLANDS | ABOVE | {"decay"},
     "decay": ISLANDS | ABOVE,

@@ -18,7 +18,7 @@ from uvit_decay.runtime.download import checksum
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import check_writable, remove_remains
 from uvit_decay.runtime.validation import read_json, write_json
-from uvit_decay.samples import Samples
+from uvit_decay.samples import PATHS, Samples
 from uvit_decay.sampling_options import LARGEST_GRID
 
 METADATA = "sampling.json"  # in a folder of samples
@@ -46,7 +46,7 @@ def write_samples(samples: Samples, num: int, out: Path, batch_size: int, proces
     """
     if processes.size > 1:
         about = samples.metadata()
-        about.pop("checkpoint")  # its path
+        about = {key: value for key, value in about.items() if key not in PATHS}
         processes.check_same("options of the samples", [num, about])
     numbers: Sequence[int] = range(num)
     if not out.suffix:
@@ -66,7 +66,10 @@ def write_samples(samples: Samples, num: int, out: Path, batch_size: int, proces
         else:
             image_io.save_image(out, grid(samples, images))
     existing = "" if len(numbers) == num else f", {num - len(numbers)} were there"
-    print(f"wrote {out}: {len(numbers)} images{existing}, step {samples.checkpoint.card.step} of {samples.file}")
+    made_by = f"step {samples.checkpoint.card.step} of {samples.file}"
+    if samples.guide is not None:
+        made_by += f", guided by step {samples.guide.checkpoint.card.step} of {samples.guide.file}"
+    print(f"wrote {out}: {len(numbers)} images{existing}, {made_by}")
 
 
 def _counted(parts: Iterable[Tensor], bar: tqdm) -> Iterator[Tensor]:
@@ -87,12 +90,15 @@ def grid(samples: Samples, batches: Iterable[Tensor]) -> Image:
 
 def missing(folder: Path, samples: Samples, num: int) -> list[int]:
     """Start or continue a claimed folder of samples 0 to num - 1, and return the indices that are missing."""
-    metadata = json.loads(json.dumps({"sha256": checksum(samples.file), **samples.metadata()}))
+    checksums = {"sha256": checksum(samples.file)}
+    if samples.guide is not None:
+        checksums["guide_sha256"] = checksum(samples.guide.file)
+    metadata = json.loads(json.dumps({**checksums, **samples.metadata()}))
     if (folder / METADATA).exists():
         stored = read_json(folder / METADATA, dict[str, object])
         for key in (*metadata, *stored):
             ours, theirs = metadata.get(key), stored.get(key)
-            if ours != theirs and key != "checkpoint":  # the path may change: sha256 identifies the checkpoint
+            if ours != theirs and key not in PATHS:
                 raise UserError(f"--out {folder}: its images have {key} {theirs}, not {ours}: choose another folder")
         remove_remains(folder)
     else:

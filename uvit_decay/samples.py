@@ -17,12 +17,14 @@ from uvit_decay.checkpoint.io import weights_file
 from uvit_decay.diffusion.denoiser import CompiledNet, NFECounter
 from uvit_decay.diffusion.protocols import marked_protocol, protocol_sampling
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling, generate_uint8
+from uvit_decay.guide import Guide
 from uvit_decay.image_io import to_uint8
 from uvit_decay.runtime.distributed import cpu_threads, pick_device
 from uvit_decay.runtime.random import uniform
 from uvit_decay.sampling_options import SamplingOptions
 
 TINY = 5_000_000  # parameters
+PATHS = ("checkpoint", "guide")  # keys of the metadata that may differ: checksums identify these files
 
 
 @dataclass
@@ -30,7 +32,7 @@ class Samples:
     """An unbounded sequence of samples; sample i depends only on (network, seed, i, label of i).
 
     Args:
-        model: the network with its noise path, in eval mode, on the sampling device.
+        model: the network with its noise path and perhaps a guide, in eval mode, on the sampling device.
         sampling: sampler and its settings.
         weights: name of the weights, ema or raw.
         classes: classes of the images; empty for an unconditional network.
@@ -43,6 +45,7 @@ class Samples:
         file: path of the checkpoint.
         compiled: whether torch.compile makes the network faster, after a minute or so, and for any batch size.
         protocol: protocol of a paper by which `sampling` was chosen; None if it was not.
+        guide: checkpoint of the guide of `model`; None without autoguidance.
     """
 
     model: DiffusionModel
@@ -58,11 +61,18 @@ class Samples:
     file: Path | None = None
     compiled: bool = False
     protocol: str | None = None
+    guide: Guide | None = None
 
     def __post_init__(self) -> None:
         self.shape = self.shape or self.model.shape
-        net = CompiledNet(self.model.net) if self.compiled else self.model.net
-        self._counted = replace(self.model, net=NFECounter(net))
+        guide = self.model.guide
+        if guide is not None:
+            guide = replace(guide, net=self._counter(guide))
+        self._counted = replace(self.model, net=self._counter(self.model), guide=guide)
+
+    def _counter(self, model: DiffusionModel) -> NFECounter:
+        """Return the network of a model, compiled if asked for, with a counter of its evaluations."""
+        return NFECounter(CompiledNet(model.net) if self.compiled else model.net)
 
     @classmethod
     def from_options(cls, file: Path, options: SamplingOptions, local_rank: int = 0) -> Samples:
@@ -73,18 +83,25 @@ class Samples:
         """
         checkpoint = load(file, options.weights, options.trust)
         model = checkpoint.source(pick_device(options.device, local_rank))
+        guide = Guide.from_options(file, options)
+        if guide is not None:
+            model = replace(model, guide=guide.checkpoint.source(model.device))
         if protocol := options.sampling_protocol:
             recommended = protocol_sampling(protocol, model, options.guidance)
         else:
             recommended = model.unguided(checkpoint.card.sampling)
+        if guide is not None:  # the checkpoint's own channels and interval are for guidance by the null label
+            recommended = replace(recommended, guidance_channels=None, guidance_interval=None)
         sampling = recommended.changed(**options.changes())
         model.check(sampling)
+        if guide is not None:
+            guide.check(checkpoint.card)
         sampling = model.in_precision(sampling)
         classes = options.chosen_classes(checkpoint.card.class_names)
         by_paper = sampling.method.paper or protocol is not None
         at_random = by_paper if options.labels is None else options.labels == "random"
         samples = cls(model, sampling, checkpoint.card.weights, classes, at_random, options.seed)
-        samples = replace(samples, checkpoint=checkpoint, file=weights_file(file), protocol=protocol)
+        samples = replace(samples, checkpoint=checkpoint, file=weights_file(file), protocol=protocol, guide=guide)
         autoencoder = decoder(checkpoint.card.latents, options.vae, model.device)
         if autoencoder is None:
             return samples
@@ -109,8 +126,9 @@ class Samples:
 
     @property
     def nfe(self) -> int:
-        """Network evaluations of this process so far, per image; a guided step counts twice."""
-        return self._counted.net.nfe
+        """Network evaluations of this process so far, per image; a guided step counts twice, by a guide, too."""
+        guide = self._counted.guide
+        return self._counted.net.nfe + (0 if guide is None else guide.net.nfe)
 
     def metadata(self) -> dict[str, Any]:
         """Return everything that the images depend on, as plain values."""
@@ -119,8 +137,10 @@ class Samples:
             card = self.checkpoint.card
             origin = {"checkpoint": str(self.file), "step": card.step, "data": card.data, "vae": self.vae}
         protocol = {} if self.protocol is None else {"sampling_protocol": self._marked_protocol()}
+        guide = {} if self.guide is None else self.guide.metadata()
         return {
             **origin,
+            **guide,
             **protocol,
             "weights": self.weights,
             **self.sampling.metadata(),
@@ -133,7 +153,8 @@ class Samples:
     def name(self) -> str:
         """A short name for keys and file names, such as `ema_dpm++25_w2_seed0`."""
         protocol = [] if self.protocol is None else [f"protocol-{self._marked_protocol()}"]
-        parts = [self.weights, *protocol, self.sampling.name, f"seed{self.seed}"]
+        guide = [] if self.guide is None else [self.guide.name(self.weights)]
+        parts = [self.weights, *protocol, self.sampling.name, *guide, f"seed{self.seed}"]
         if self.classes and self.at_random:
             parts.append("random-labels")
         if not self._all_classes():

@@ -62,4 +62,10 @@ def test_a_guide_that_does_not_fit_is_refused():
             replace(good, guide=other).check(sampling)
         assert name in str(refusal.value)
     with pytest.raises(UserError):
-        replace(good, guide=bad).check(Sampling())
+        replace(good, guide=bad).check(Sampling(guidance=2.0, guidance_channels=1))
+
+
+def test_at_scale_1_the_network_is_alone():
+    good, bad = both()
+    alone, guided = (each.denoiser(Sampling(), Y.tolist()) for each in (good, replace(good, guide=bad)))
+    assert torch.equal(alone.denoise(noise(), 0.5)[0], guided.denoise(noise(), 0.5)[0])

@@ -80,7 +80,8 @@ def generation(
     from uvit_decay.metrics.extractors import prepare
     from uvit_decay.samples import Samples
 
-    with opened(ckpt, sampling.device) as (processes, device):
+    files = [] if ckpt is None else sampling.files(ckpt)
+    with opened(files, sampling.device) as (processes, device):
         extractor = features.extractor(metrics.spatial)
         metrics.check_names(extractor)
         channels = extractor.channels or GREY

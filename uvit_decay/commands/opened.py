@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -15,18 +15,18 @@ from uvit_decay.runtime.files import check_writable, claimed
 
 @contextmanager
 def opened(
-    ckpt: Path | None = None, device: str | None = None, timeout: timedelta | None = None
+    files: Sequence[Path] = (), device: str | None = None, timeout: timedelta | None = None
 ) -> Iterator[tuple[Processes, torch.device]]:
     """Yield the processes of this program and the device of this one.
 
     Args:
-        ckpt: the file that is read, which must be the same on all nodes.
+        files: files that are read, which must be the same on all nodes.
         device: its name; None takes the GPU of this process, if there is one.
         timeout: how long a process waits for another one; None: half an hour.
     """
     with Processes.launched(timeout, device) as processes:
-        if ckpt is not None:
-            processes.check_file(ckpt)
+        for file in files:
+            processes.check_file(file)
         yield processes, pick_device(device, processes.local_rank)
 
 

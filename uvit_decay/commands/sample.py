@@ -45,7 +45,7 @@ def sample(
     from uvit_decay.samples import Samples
 
     check_output(out, num)
-    with opened(ckpt, sampling.device) as (group, _):
+    with opened(sampling.files(ckpt), sampling.device) as (group, _):
         samples = replace(Samples.from_options(ckpt, sampling, group.local_rank), compiled=compile)
         if out.suffix.lower() == ".png":  # at most 10 classes, a column each
             classes = samples.classes if sampling.classes else samples.classes[:10]

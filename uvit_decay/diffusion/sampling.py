@@ -168,15 +168,13 @@ class DiffusionModel:
             ours, theirs = getattr(self, name), getattr(guide, name)
             if ours != theirs:
                 raise UserError(f"--guide has {name} {theirs}, --ckpt has {ours}: name a guide with the same {name}")
-        if sampling.guidance == 1.0:
-            raise UserError("--guide changes nothing with guidance 1: set --guidance, such as 2")
         if sampling.guidance_channels is not None:
             raise UserError("--guidance-channels is for guidance by the null label: leave it out with --guide")
 
     def denoiser(self, sampling: Sampling, labels: Sequence[int] | None) -> Denoiser:
         """Return the denoiser to integrate, guided if asked for, for a batch with these labels."""
         y = None if labels is None else indices_on(self.device, labels)
-        if self.guide is not None:
+        if self.guide is not None and sampling.guidance != 1.0:
             return self._autoguided(sampling, y)
         net = Guided(self.net, sampling.guidance, self.num_classes, sampling.guidance_channels)
         clip = self.clips(sampling)
@@ -187,6 +185,7 @@ class DiffusionModel:
         return replace(denoiser, plain=plain, guided=sampling.guidance_interval)
 
     def _autoguided(self, sampling: Sampling, y: Tensor | None) -> Denoiser:
+        """Return the denoiser of this network and its guide, for times at which both can be evaluated."""
         clip = self.clips(sampling)
         good = denoise_fn(self.net, self.path, self.prediction, y, clip=False)
         bad = denoise_fn(self.guide.net, self.path, self.guide.prediction, y, clip=False)

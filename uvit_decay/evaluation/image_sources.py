@@ -22,7 +22,7 @@ from uvit_decay.evaluation import npz
 from uvit_decay.runtime.distributed import COMPARED
 from uvit_decay.runtime.errors import UserError, explained
 from uvit_decay.runtime.random import subset
-from uvit_decay.samples import Samples
+from uvit_decay.samples import PATHS, Samples
 
 LOSSY = (".jpg", ".jpeg")
 MOST_CLASSES = 100_000  # upper limit for the labels of an array
@@ -222,6 +222,8 @@ class GeneratedImages(ImageSource):
         self.samples, self.num = samples, num
         # Once, since a running training may replace the file meanwhile; a network in training has none.
         self._file = {} if samples.file is None else file_state("checkpoint", samples.file)
+        if samples.guide is not None:
+            self._file["guide"] = file_state("file", samples.guide.file)
         self.shape = (channels, *samples.shape[1:])
         labels = samples.labels(range(num))
         self.labels = None if labels is None else torch.tensor(labels)
@@ -241,7 +243,8 @@ class GeneratedImages(ImageSource):
 
     def content(self) -> list[Any]:
         about = self.samples.metadata()
-        about.pop("checkpoint", None)  # its path; `Processes.check_file` compares the file
+        for key in PATHS:
+            about.pop(key, None)  # `Processes.check_file` compares these files
         return [len(self), self.shape, about]
 
     def metadata(self) -> dict[str, Any]:

@@ -1,0 +1,73 @@
+"""The guide of autoguidance: a worse network of the same images and labels, loaded from a checkpoint of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from uvit_decay.checkpoint import Checkpoint, ModelCard, load
+from uvit_decay.checkpoint.io import weights_file
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.sampling_options import SamplingOptions
+
+
+@dataclass(frozen=True)
+class Guide:
+    """A network that guides another one.
+
+    Args:
+        checkpoint: contents of its checkpoint.
+        file: path of its weights.
+    """
+
+    checkpoint: Checkpoint
+    file: Path
+
+    @classmethod
+    def from_options(cls, ckpt: Path, options: SamplingOptions) -> Guide | None:
+        """Load the guide that the options name for the network in `ckpt`; return None if they name no guide.
+
+        Raises:
+            UserError: the file or the step does not exist, cannot be read, or makes no images.
+        """
+        path = options.guide_file(ckpt)
+        if path is None:
+            return None
+        checkpoint = load(path, options.weights, options.trust)
+        try:
+            checkpoint.check_denoiser()
+        except UserError as error:
+            raise UserError(f"the guide {path}: {error}") from error
+        return cls(checkpoint, weights_file(path))
+
+    def check(self, guided: ModelCard) -> None:
+        """Raise a UserError unless this network has the class names and the latent space of the `guided` one.
+
+        `DiffusionModel.check` has compared the number of classes, and pixels with latents.
+        """
+        ours = self.checkpoint.card
+        pairs = zip(ours.class_names, guided.class_names, strict=True)
+        for number, (our_name, their_name) in enumerate(pairs):
+            if our_name != their_name:
+                raise UserError(
+                    f"class {number} of the guide {self.file} is {our_name}, of --ckpt {their_name}: "
+                    "name a guide that was trained with the same classes"
+                )
+        if guided.latents is not None:
+            guided.latents.check_same(ours.latents, "--ckpt", f"the guide {self.file}")
+
+    def name(self, weights: str) -> str:
+        """Return a short name for keys and files, such as `guide-last-step500`.
+
+        Args:
+            weights: weights of the guided network, ema or raw; the name says if those of the guide are others.
+        """
+        card = self.checkpoint.card
+        other = "" if card.weights == weights else f"-{card.weights}"
+        return f"guide-{self.file.stem}-step{card.step}{other}"
+
+    def metadata(self) -> dict[str, Any]:
+        """Return the path of the guide, its optimizer steps and its weights, as plain values."""
+        card = self.checkpoint.card
+        return {"guide": str(self.file), "guide_step": card.step, "guide_weights": card.weights}
