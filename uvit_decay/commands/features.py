@@ -75,7 +75,7 @@ def probe(
     aligned = find_protocol(probing.protocol).aligned
     if alignment != Alignment() and not aligned:
         raise UserError("--reference, --reference-size and --alignment-images are of --protocol repa")
-    with opened(judging.ckpt, loading.device) as (processes, device):
+    with opened([judging.ckpt], loading.device) as (processes, device):
         judged = open_network(judging.ckpt, loading)
         images = open_judging_data(judged, judging.data, judging.test)
         check_probed(judged.net, judged.path, images, probing)
@@ -115,7 +115,7 @@ def classify(
     from uvit_decay.runtime.precision import chosen_precision
     from uvit_decay.runtime.validation import write_json
 
-    with opened(judging.ckpt, loading.device) as (processes, device):
+    with opened([judging.ckpt], loading.device) as (processes, device):
         judged = open_network(judging.ckpt, loading)
         images = open_judging_data(judged, judging.data, judging.test)
         classifying = Classifying(judged, images, classification)
