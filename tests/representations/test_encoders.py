@@ -97,7 +97,7 @@ def test_pools_of_bfloat16_tokens_are_float32():
 def test_a_network_without_patches_has_no_map_of_them(image_dir, tmp_path):
     net, images = ResNet(16, width=8, stem="cifar").eval(), open_images(str(image_dir), 3, 16)
     features = PatchFeatures(TokenReader(net, None, to_float, CPU, "float32", 8), images, 0.0, 0, "resnet18")
-    assert next(features.states([0, 1], [0])).shape == (1, 2, 1, 32)
+    assert next(features.states([0, 1], [0])).shape == (1, 2, 1, 64)
     options = Visualization(ckpt=tmp_path, images=str(image_dir), out=tmp_path / "a.png")
     with raises_user_error("resnet18", 1, "tsne"):
         draw_patches(options, features, {0: net.layers[0]}, None)
