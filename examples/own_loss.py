@@ -35,9 +35,7 @@ def main(steps: int) -> None:
         optim=Optimization(lr=2e-3, warmup_steps=20),
         auxiliary=[UnitLength(layers=["mid_block"], weight=0.1)],
     )
-    trainer = Trainer(
-        accelerator="cpu", max_steps=steps, logger=False, enable_checkpointing=False, log_every_n_steps=10
-    )
+    trainer = Trainer(accelerator="cpu", max_steps=steps, logger=False, enable_checkpointing=False, log_every_n_steps=1)
     trainer.fit(task, Digits(batch_size=32))
     for name in ("train/loss", "train/aux/unitlength"):
         print(f"{name} {trainer.callback_metrics[name].item():.3f}")

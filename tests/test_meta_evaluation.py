@@ -73,8 +73,6 @@ def test_features_of_probes_wait_once_a_batch_and_fits_once_an_iteration(digits,
         f"logistic.py <genexpr>: {TO_HOST}": 2,
         f"protocols.py _nearest: {TO_DEVICE}": 2,  # around their mean and not
         f"protocols.py paper: {TO_DEVICE}": 1,
-        f"knn.py _nearest: {NUMBER}": 2 * cells,  # are there ties?
-        f"knn.py _nearest: {SEEN}": 4 * cells,  # which
         f"knn.py vote: {NUMBER}": 2 * cells,
         f"knn.py <genexpr>: {TO_DEVICE}": cells,  # their mean
         f"knn.py knn_accuracy: {TO_HOST}": 2,

@@ -40,7 +40,8 @@ def knn_accuracy(
         uniform: one vote for each neighbour, instead of DINO's weights.
         centred: cosines around the mean of the cell's training samples.
     """
-    labels = train_labels.to(test.device, non_blocking=test.is_cuda)  # a copy to the CPU must have ended
+    # A copy to the CPU must have ended before it is read; an accelerator orders copies and work by itself.
+    labels = train_labels.to(test.device, non_blocking=test.device.type != "cpu")
     cells = zip(train, test, strict=True)
     if centred:
         cells = ((x - (mean := x.mean(dim=0)), y - mean.to(y)) for x, y in cells)
@@ -62,7 +63,7 @@ def neighbours(
     test, width = normalize(test.float(), dim=-1), min(CHUNK, max(1, SIMILARITIES // max(1, len(test))))
     near, index = test.new_empty(len(test), 0), torch.empty(len(test), 0, dtype=torch.int64, device=test.device)
     for start in range(0, len(train), width):
-        x = normalize(train[start : start + width].to(test, non_blocking=test.is_cuda), dim=-1)
+        x = normalize(train[start : start + width].to(test, non_blocking=test.device.type != "cpu"), dim=-1)
         with without_autocast(x):
             similar = test @ x.T
         found = similar.topk(min(k, similar.shape[1]), dim=1)
