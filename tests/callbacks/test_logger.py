@@ -69,14 +69,14 @@ class WithClient(Foreign, MLFlowLogger):
     after_save_checkpoint, finalize = Logger.after_save_checkpoint, Logger.finalize
 
 
-def fit(monkeypatch, folder, *loggers):
+def fit(monkeypatch, folder, *loggers, more=()):
     """Run two steps of a tiny network with previews, probes and branches; the loggers are added to those of flags."""
     net = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.max_steps=2", "--trainer.limit_val_batches=0"]
     few = {"class_path": "Preview", "init_args": {"rows": 1, "columns": 2}}
     probes = {"class_path": "LinearProbes", "init_args": {"times": [0.1], "max_train": 100, "max_test": 50}}
     branches = {"class_path": "BranchNorms", "init_args": {"every_n_steps": 1}}
     callbacks = [few, probes, branches, {"class_path": "LastCheckpoint"}, {"class_path": "Summary"}]
-    flags = [*net, "--trainer.logger=false", f"--trainer.callbacks={json.dumps(callbacks)}", "--model.sampling.steps=1"]
+    flags = [*net, "--trainer.logger=false", f"--trainer.callbacks={json.dumps(callbacks)}", "--model.sampling.steps=1", *more]
 
     class Added(cli.CLI):
         def instantiate_trainer(self, **options):
@@ -185,6 +185,21 @@ def test_a_logger_that_fails_warns_once_and_the_others_go_on(tmp_path, monkeypat
     warnings = [record for record in caplog.records if "Foreign" in record.getMessage()]
     assert len(warnings) == 1
     assert "no network" in warnings[0].getMessage()
+
+
+@pytest.mark.parametrize("method", ["log_metrics", "save", "finalize"])
+def test_a_logger_that_fails_in_a_training_step_ends_neither_the_run_nor_the_others(
+    tmp_path, monkeypatch, caplog, method
+):
+    failing, other = Foreign(), Foreign()
+    setattr(failing, method, Mock(side_effect=ConnectionError("no network")))
+    sent = other.log_metrics
+    fit(monkeypatch, tmp_path, failing, other, more=["--trainer.log_every_n_steps=1"])
+    calls = [call.kwargs for call in sent.call_args_list if "train/loss" in call.kwargs.get("metrics", {})]
+    assert [call["step"] for call in calls] == [0, 1]
+    assert (tmp_path / "runs" / "digits_uvit" / "version_0" / "checkpoints" / "last.ckpt").exists()
+    warnings = [record for record in caplog.records if "no network" in record.getMessage()]
+    assert len(warnings) == 1
 
 
 def test_numbers_of_a_logger_that_fails_reach_the_others_and_the_history(tmp_path):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
+from typing import Any
 from weakref import WeakSet
 
 import numpy as np
@@ -16,6 +18,8 @@ from PIL import Image
 from uvit_decay.runtime.errors import UserError, one_line
 from uvit_decay.tasks.resumption.files import makes_folders
 
+# Methods that Lightning calls during a run and at its end.
+GUARDED = ("log_metrics", "save", "finalize")
 _WARNED: WeakSet[Logger] = WeakSet()  # loggers whose failure has been reported
 
 
@@ -34,6 +38,28 @@ def tolerate_failure(logger: Logger) -> Iterator[None]:
             _WARNED.add(logger)
             what = f"{type(error).__name__}: {one_line(error)}"
             rank_zero_info(f"warning: {type(logger).__name__} failed and is without some results of this run: {what}")
+
+
+def guard(logger: Logger) -> None:
+    """Let the GUARDED methods of a logger warn once instead of ending the run, also where Lightning calls them.
+
+    Loggers that write the run folder are left as they are: their files are the record of the run.
+    """
+    if makes_folders(logger):
+        return
+    for name in GUARDED:
+        setattr(logger, name, _tolerant(logger, getattr(logger, name)))
+
+
+def _tolerant(logger: Logger, method: Callable[..., None]) -> Callable[..., None]:
+    """Return a method of a logger that warns where `method` raises."""
+
+    @wraps(method)
+    def call(*args: Any, **kwargs: Any) -> None:
+        with tolerate_failure(logger):
+            method(*args, **kwargs)
+
+    return call
 
 
 def log_numbers(trainer: Trainer, values: Mapping[str, float]) -> None:

@@ -16,7 +16,7 @@ from lightning.pytorch.loggers.csv_logs import CSVLogger, ExperimentWriter
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 from uvit_decay import history
-from uvit_decay.callbacks.loggers import log_numbers
+from uvit_decay.callbacks.loggers import guard, log_numbers
 from uvit_decay.callbacks.stopping import at_signals
 from uvit_decay.history import CHECKPOINTS, GENERATION, METRICS, PROBES, read_rows, run_of
 from uvit_decay.runtime.errors import UserError, check_whole
@@ -41,9 +41,11 @@ def run_folder(trainer: Trainer) -> Path:
 
 
 class SaveConfig(SaveConfigCallback):
-    """Writes config.yaml to the run folder, which may hold no other run."""
+    """Writes config.yaml to the run folder, which may hold no other run, and guards the loggers against failures."""
 
     def setup(self, trainer: Trainer, task: LightningModule, stage: str) -> None:
+        for logger in trainer.loggers:
+            guard(logger)
         self._folder = run_folder(trainer)
         held = trainer.is_global_zero and any((self._folder / name).exists() for name in HELD)
         if trainer.strategy.broadcast(held) and not self.already_saved:
