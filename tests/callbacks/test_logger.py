@@ -76,7 +76,8 @@ def fit(monkeypatch, folder, *loggers, more=()):
     probes = {"class_path": "LinearProbes", "init_args": {"times": [0.1], "max_train": 100, "max_test": 50}}
     branches = {"class_path": "BranchNorms", "init_args": {"every_n_steps": 1}}
     callbacks = [few, probes, branches, {"class_path": "LastCheckpoint"}, {"class_path": "Summary"}]
-    flags = [*net, "--trainer.logger=false", f"--trainer.callbacks={json.dumps(callbacks)}", "--model.sampling.steps=1", *more]
+    flags = [*net, "--trainer.logger=false", f"--trainer.callbacks={json.dumps(callbacks)}"]
+    flags += ["--model.sampling.steps=1", *more]
 
     class Added(cli.CLI):
         def instantiate_trainer(self, **options):
