@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
+import matplotlib
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from torch import nn
 
 from uvit_decay.decay import mixing_matrix, shortcuts
 from uvit_decay.nn import UViT
 
+STYLE = Path(__file__).with_name("figures.mplstyle")
 BLOCKS, ALPHA_MIN = 12, 0.7
 KINDS = {  # what is drawn, by title
     "plain": dict(),
@@ -42,7 +46,7 @@ def u_vit() -> nn.Module:
     return UViT(image_size=8, patch_size=4, dim=8, depth=BLOCKS, heads=1, alpha_min=ALPHA_MIN)
 
 
-def draw(axes: Axes, title: str, matrix: np.ndarray) -> object:
+def draw(axes: Axes, title: str, matrix: np.ndarray) -> AxesImage:
     """Draw a matrix whose rows are divided by their largest entries; what a row cannot read stays white."""
     shares = matrix / matrix.max(axis=1, keepdims=True)
     sources = shares.shape[1]
@@ -53,29 +57,36 @@ def draw(axes: Axes, title: str, matrix: np.ndarray) -> object:
     image = axes.imshow(shares, vmin=0, vmax=1, cmap=palette, aspect="auto", interpolation="nearest")
     axes.set_title(title, fontsize=SIZE + 1)
     axes.set(xticks=[0, sources - 1], yticks=[0, len(shares) - 1])
-    axes.set_xticklabels(["embeddings", "last"], fontsize=SIZE)
+    axes.set_xticklabels(["input", "last"], fontsize=SIZE)
     axes.set_yticklabels(["first", "output"], fontsize=SIZE)
     axes.get_xticklabels()[0].set_horizontalalignment("left")
     axes.get_xticklabels()[1].set_horizontalalignment("right")
     return image
 
 
-def main(path: str) -> None:
-    """Write the figure, two rows of panels."""
-    figure = Figure(figsize=(10.5, 5.8), layout="constrained", dpi=100)
+def draw_panels(figure: Figure) -> None:
+    """Draw the panels of KINDS in two rows, with one colour bar."""
     panels = figure.subplots(2, 4)
     for axes, (title, options) in zip(panels.flat, KINDS.items(), strict=True):
         if options is None:
             image = draw(axes, title, in_order(u_vit()))
-            axes.text(1, len(axes.images[0].get_array()) - 5, "learned W:\na boundary", color="white", fontsize=SIZE)
+            axes.text(1, len(axes.images[0].get_array()) - 5, "a learned\nboundary", color="white", fontsize=SIZE)
         else:
-            image = draw(axes, title, mixing_matrix(shortcuts(BLOCKS, **{"alpha_min": 1.0, **options})).numpy())
-    figure.supxlabel("source: the embeddings, then the branches (and merges) in order", fontsize=SIZE + 1)
+            kind = shortcuts(BLOCKS, **{"alpha_min": 1.0, **options})
+            image = draw(axes, title, mixing_matrix(kind).numpy())
+    figure.supxlabel("source: the input (embeddings), then the branches (and merges) in order", fontsize=SIZE + 1)
     figure.supylabel("input of branch", fontsize=SIZE + 1)
     bar = figure.colorbar(image, ax=panels, shrink=0.8)
     bar.set_label("weight, of the largest in the row", fontsize=SIZE)
     bar.ax.tick_params(labelsize=SIZE)
-    figure.savefig(path)
+
+
+def main(path: str) -> None:
+    """Write the figure."""
+    with matplotlib.rc_context(fname=STYLE):
+        figure = Figure(figsize=(9, 6), layout="constrained")
+        draw_panels(figure)
+        figure.savefig(path)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import matplotlib.pyplot as plt
 
 from uvit_decay.history import read_rows
 
+STYLE = Path("docs/figures.mplstyle")  # of the figures in the documentation
 SHOWN = {"test_accuracy": "linear probe", "knn_accuracy": "kNN", "mean_share": "share of the mean"}
 COLUMNS = ("linear 6", "8", "10", "12", "chosen block", "kNN 12", "centred", "dimensions", "share of the mean", "loss")
 
@@ -78,6 +79,7 @@ def draw(found: dict[str, list[Path]], out: Path) -> None:
     Arms of one seed are left out where others have more.
     """
     found = {arm: folders for arm, folders in found.items() if len(folders) > 1} or found
+    plt.style.use(STYLE)
     figure, panels = plt.subplots(1, len(SHOWN), figsize=(4.2 * len(SHOWN), 4.2), layout="constrained")
     for panel, (name, title) in zip(panels, SHOWN.items(), strict=True):
         for arm, folders in found.items():
@@ -88,8 +90,8 @@ def draw(found: dict[str, list[Path]], out: Path) -> None:
             label, line = f"{arm} (n = {len(of)})", "--" if arm.startswith("1.0") else "-"
             panel.errorbar(common, [mean(each) for each in values], spread, label=label, linestyle=line, capsize=2)
         panel.set(xlabel="block", title=title)
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
-    figure.savefig(out, dpi=120)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    figure.savefig(out)
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ LAST = {
 STEPS = 1000  # runs with fewer are not finished
 SHOWN = ("linear probe", "kNN", "dimensions", "share of the mean")
 HEADING = "### One number?"  # of the section of docs/results.md
-GREY = "#808080"  # text and axes, readable on white and on black
+STYLE = Path("docs/figures.mplstyle")  # of the figures in the documentation
 
 # Arm -> its words in the legend, colour (Okabe and Ito's palette) and marker; squares have no SkipLayers.
 ARMS = {
@@ -84,8 +84,7 @@ def parse_cell(cell: str) -> tuple[float, float]:
 
 def draw(found: dict[str, Cells], out: Path) -> None:
     """Save a panel for each of SHOWN against -log10 P: a point with the spread of its seeds for each arm."""
-    plt.rcParams.update({"text.color": GREY, "axes.labelcolor": GREY, "axes.edgecolor": GREY})
-    plt.rcParams.update({"xtick.color": GREY, "ytick.color": GREY, "font.size": 11})
+    plt.style.use(STYLE)
     figure, grid = plt.subplots(2, 2, figsize=(7, 7.4), layout="constrained", sharex=True)
     for panel, name in zip(grid.flat, SHOWN, strict=True):
         for arm, (label, colour, marker) in ARMS.items():
@@ -95,14 +94,10 @@ def draw(found: dict[str, Cells], out: Path) -> None:
             depth, _ = parse_cell(found[arm]["-log10 P"])
             panel.errorbar(depth, mean, spread, label=label, color=colour, fmt=marker, capsize=3)
         panel.set_title(name)
-        panel.patch.set_alpha(0)
-        panel.spines[["top", "right"]].set_visible(False)
     for panel in grid[1]:
         panel.set_xlabel("-log10 P")
-    figure.legend(
-        *grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=10, frameon=False
-    )
-    figure.savefig(out, dpi=120, transparent=True)
+    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    figure.savefig(out)
 
 
 def read_runs(folder: Path) -> dict[str, list[dict[str, float]]]:
