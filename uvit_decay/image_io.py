@@ -6,10 +6,11 @@ Networks take float images in [-1, 1]; on disk and in metrics images are uint8. 
 from __future__ import annotations
 
 import itertools
+import math
 import zipfile
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +23,9 @@ from uvit_decay.runtime.files import replacing
 
 PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
 LINE = 12  # pixels from a line of a heading to the next
+HEADER = 22  # pixels of a heading of one line
+GAP = 4  # pixels between images of a grid
+LEAST_FONT = 9  # the smallest legible font size
 
 
 def to_float(images: Tensor) -> Tensor:
@@ -30,16 +34,24 @@ def to_float(images: Tensor) -> Tensor:
 
 
 def to_uint8(images: Tensor) -> Tensor:
-    """Convert float, about [-1, 1], to uint8, clamped and rounded; raise a UserError at a NaN, which would be black."""
+    """Convert float, about [-1, 1], to uint8, clamped and rounded.
+
+    Raises:
+        UserError: a value is NaN, which would become black, or infinite.
+    """
     if not images.isfinite().all():
-        raise UserError("the images hold NaN or infinite values: take more steps, less guidance or another checkpoint")
+        raise UserError(
+            "the images contain NaN or infinite values: use more steps, less guidance or another checkpoint"
+        )
     return ((images.float() + 1.0) * 127.5).clamp(0, 255).round().to(torch.uint8)
 
 
 def to_pil(image: Tensor) -> Image.Image:
-    """Return a PIL image of one uint8 image (c, h, w); c = 1 is grey, c = 3 is RGB."""
+    """Convert a uint8 image (c, h, w) to a PIL image; c = 1 is grey, c = 3 is RGB."""
     pixels = image.cpu().numpy()
-    return Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0))
+    if len(pixels) == 1:
+        return Image.fromarray(pixels[0])
+    return Image.fromarray(pixels.transpose(1, 2, 0))
 
 
 def labelled_grid(images: Tensor, columns: int, names: Sequence[str] = (), cell: int = 64) -> Image.Image:
@@ -51,38 +63,72 @@ def labelled_grid(images: Tensor, columns: int, names: Sequence[str] = (), cell:
         names: headings of the columns, of one or two lines; they are shortened to fit.
         cell: images smaller than this, in pixels, are enlarged by a whole factor, up to this size.
     """
-    scale = max(1, cell // images.shape[-1])
-    side, gap = images.shape[-1] * scale, 4
-    headings = [_heading(name, side) for name in names[:columns]]
-    header = 22 + LINE * (max(len(lines) for lines, _ in headings) - 1) if headings else 0
+    width = images.shape[-1]
+    side = width * max(1, cell // width)
+    step = side + GAP
+    headings = [_make_heading(name, side) for name in names[:columns]]
+    header = 0
+    if headings:
+        most_lines = max(len(heading.lines) for heading in headings)
+        header = HEADER + LINE * (most_lines - 1)
     rows = -(-len(images) // columns)
-    canvas = Image.new("RGB", (columns * (side + gap) + gap, header + rows * (side + gap) + gap), "white")
+    canvas = Image.new("RGB", (columns * step + GAP, header + rows * step + GAP), "white")
     for i, image in enumerate(images):
         row, column = divmod(i, columns)
         tile = to_pil(image).resize((side, side), Image.Resampling.NEAREST)
-        canvas.paste(tile, (gap + column * (side + gap), header + gap + row * (side + gap)))
+        canvas.paste(tile, (GAP + column * step, header + GAP + row * step))
     draw = ImageDraw.Draw(canvas)
-    for column, (lines, font) in enumerate(headings):
-        for i, line in enumerate(lines):
-            place = gap + column * (side + gap) + side // 2, 18 + LINE * i
-            draw.text(place, line, fill="black", font=font, anchor="ms")
+    for column, heading in enumerate(headings):
+        middle = GAP + column * step + side // 2
+        for i, line in enumerate(heading.lines):
+            draw.text((middle, 18 + LINE * i), line, fill="black", font=heading.font, anchor="ms")
     return canvas
 
 
-def _heading(name: str, width: int) -> tuple[list[str], ImageFont.FreeTypeFont]:
-    """Return a name as one line, or two if it needs them and has words, in the largest font in which it fits.
+class _Heading(NamedTuple):
+    """One or two lines of text and their font."""
 
-    What does not fit in the smallest font that is legible is cut.
+    lines: list[str]
+    font: ImageFont.FreeTypeFont
+
+
+def _make_heading(name: str, width: int) -> _Heading:
+    """Return a name as one line, or as two if it needs them and has several words, in the largest font that fits.
+
+    If a name does not fit in the smallest legible font, its end is cut off.
     """
+    forms = [[name]]
     words = name.split()
-    halves = [[" ".join(words[:i]), " ".join(words[i:])] for i in range(1, len(words))]
-    forms = [[name], *([min(halves, key=lambda lines: max(map(len, lines)))] if halves else [])]
+    if len(words) > 1:
+        forms.append(_split_evenly(words))
     for lines in forms:
-        for size in range(14 if len(lines) == 1 else LINE - 1, 8, -1):
-            font = ImageFont.load_default(size=size)
-            if all(font.getlength(line) <= width for line in lines):
-                return lines, font
-    return [_cut(line, width, font) for line in lines], font
+        heading = _fit(lines, width)
+        if heading is not None:
+            return heading
+    font = ImageFont.load_default(size=LEAST_FONT)
+    return _Heading([_cut(line, width, font) for line in forms[-1]], font)
+
+
+def _split_evenly(words: list[str]) -> list[str]:
+    """Return two or more words as two lines whose longer one is as short as possible."""
+    best = []
+    shortest = math.inf
+    for i in range(1, len(words)):
+        lines = [" ".join(words[:i]), " ".join(words[i:])]
+        longer = max(map(len, lines))
+        if longer < shortest:
+            best, shortest = lines, longer
+    return best
+
+
+def _fit(lines: list[str], width: int) -> _Heading | None:
+    """Return one or two lines in the largest font in which they fit; None if no font is small enough."""
+    largest = 14 if len(lines) == 1 else LINE - 1
+    for size in range(largest, LEAST_FONT - 1, -1):
+        font = ImageFont.load_default(size=size)
+        if all(font.getlength(line) <= width for line in lines):
+            return _Heading(lines, font)
+    return None
 
 
 def _cut(line: str, width: int, font: ImageFont.FreeTypeFont) -> str:
@@ -93,15 +139,25 @@ def _cut(line: str, width: int, font: ImageFont.FreeTypeFont) -> str:
 
 
 def grid_columns(classes: int, about: int = 10) -> int:
-    """Return the number of columns with which images that take `classes` labels in turn have one class per column."""
-    return classes * max(1, about // classes) if classes else about
+    """Return a number of columns, close to `about`, such that images of `classes` in turn have one class per column.
+
+    `classes` is 0 for images without classes.
+    """
+    if not classes:
+        return about
+    return classes * max(1, about // classes)
 
 
 def save_npz(path: Path, batches: Iterable[Tensor], count: int, labels: Sequence[int] | None = None) -> None:
-    """Write the layout of ADM's evaluation suite: `arr_0`, uint8 (n, h, w, c), and with labels `arr_1`, int64 (n).
+    """Write images as ADM's evaluation suite does: `arr_0`, uint8 (n, h, w, c), and with labels `arr_1`, int64 (n).
 
-    The `count` images of all `batches`, uint8 (b, c, h, w), are written batch by batch: only one is in memory. The file
-    replaces `path` when it is complete.
+    Only one batch is in memory at a time. The file replaces `path` when it is complete.
+
+    Args:
+        path: the .npz file.
+        batches: uint8 images (b, c, h, w).
+        count: number of images in all batches.
+        labels: class of each image.
     """
     batches = iter(batches)
     first = next(batches)
@@ -112,7 +168,8 @@ def save_npz(path: Path, batches: Iterable[Tensor], count: int, labels: Sequence
             np.lib.format.write_array_header_1_0(entry, header)
             written = 0
             for batch in itertools.chain([first], batches):
-                entry.write(batch.permute(0, 2, 3, 1).contiguous().cpu().numpy())
+                pixels = batch.permute(0, 2, 3, 1).contiguous()
+                entry.write(pixels.cpu().numpy())
                 written += len(batch)
         if written != count:
             raise ValueError(f"{written} images instead of {count}")
@@ -128,11 +185,12 @@ def save_image(path: Path, image: Image.Image) -> None:
 
 
 def is_png(path: Path) -> bool:
-    """Return whether a path is a regular file that ends as a PNG does."""
+    """Return whether a path is a regular file with the last bytes of a PNG."""
     if path.is_symlink() or not path.is_file():
         return False
+    start = max(0, path.stat().st_size - len(PNG_END))
     with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - len(PNG_END)))
+        file.seek(start)
         return file.read() == PNG_END
 
 
@@ -142,15 +200,24 @@ def png_name(number: int) -> str:
 
 
 def save_pngs(folder: Path, batches: Iterable[Tensor], numbers: Iterable[int] | None = None) -> None:
-    """Write one PNG per image of uint8 batches (b, c, h, w), each atomically, named by `numbers`, else 0, 1, ...
+    """Write one PNG per image of uint8 batches (b, c, h, w), each atomically, named by `numbers` (default: 0, 1, ...).
 
-    A thread writes a batch while the next one is made: compressing a PNG of 256x256 takes about 16 ms.
+    A thread writes a batch while the next one is computed: compressing a PNG of 256x256 takes about 16 ms.
     """
-    numbers = iter(itertools.count() if numbers is None else numbers)
 
     def write(part: list[tuple[int, Tensor]]) -> None:
         for number, image in part:
             save_image(folder / png_name(number), to_pil(image))
 
-    parts = (list(zip(itertools.islice(numbers, len(batch)), batch, strict=False)) for batch in batches)
-    deque(in_threads(write, parts, 1), maxlen=0)
+    if numbers is None:
+        numbers = itertools.count()
+    for _ in in_threads(write, _number_images(batches, numbers), 1):
+        pass
+
+
+def _number_images(batches: Iterable[Tensor], numbers: Iterable[int]) -> Iterator[list[tuple[int, Tensor]]]:
+    """Yield each batch as pairs of a number and an image."""
+    remaining = iter(numbers)
+    for batch in batches:
+        batch_numbers = itertools.islice(remaining, len(batch))
+        yield list(zip(batch_numbers, batch, strict=False))

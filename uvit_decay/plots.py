@@ -20,6 +20,7 @@ from torch import Tensor
 from uvit_decay.runtime.files import replacing
 
 History = Sequence[Mapping[str, float]]  # evaluations of one run, each with its `step`, in the order of steps
+Colour = tuple[float, ...]  # RGBA in [0, 1]
 # Petroff's ten colours (arXiv:2107.02270), distinct with any colour vision and in print; so are the marker shapes.
 TEN = ("3f90da", "ffa90e", "bd1f01", "94a4a2", "832db6", "a96b59", "e76300", "b9ac70", "717581", "92dadd")
 SHAPES = "osD^vP<X>*"
@@ -34,25 +35,43 @@ def heat_map(
     title: str,
     marked: tuple[int, int],
 ) -> None:
-    """Save an annotated heat map of `values` (rows, columns), with axis `labels` (x, y) and a frame around `marked`."""
-    size = (max(3.2, 1.8 + 0.75 * len(columns)), 1.4 + 0.42 * len(rows))
-    figure = Figure(figsize=size, layout="constrained", dpi=120)
+    """Save an annotated heat map.
+
+    Args:
+        path: the image file to write.
+        values: (rows, columns).
+        rows: names of the rows.
+        columns: names of the columns.
+        labels: labels of the x axis and the y axis.
+        title: title of the figure.
+        marked: row and column of the value that gets a frame.
+    """
+    width = max(3.2, 1.8 + 0.75 * len(columns))
+    height = 1.4 + 0.42 * len(rows)
+    figure = Figure(figsize=(width, height), layout="constrained", dpi=120)
     axes = figure.add_subplot()
     image = axes.imshow(values.numpy(), aspect="auto", cmap="viridis")
+    x_label, y_label = labels
     axes.set_xticks(range(len(columns)), columns)
     axes.set_yticks(range(len(rows)), rows)
-    axes.set_xlabel(labels[0])
-    axes.set_ylabel(labels[1])
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
     figure.suptitle(title, fontsize=10, wrap=True)
-    dark = float(values.min() + values.max()) / 2
-    for row in range(len(rows)):
-        for column in range(len(columns)):
-            value = float(values[row, column])
-            colour = "white" if value < dark else "black"
-            axes.text(column, row, f"{value:.1f}", ha="center", va="center", fontsize=8, color=colour)
-    axes.add_patch(Rectangle((marked[1] - 0.5, marked[0] - 0.5), 1, 1, fill=False, edgecolor="red", linewidth=2))
+    _annotate(axes, values)
+    row, column = marked
+    corner = (column - 0.5, row - 0.5)
+    axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor="red", linewidth=2))
     figure.colorbar(image)
     _save(figure, path)
+
+
+def _annotate(axes: Axes, values: Tensor) -> None:
+    """Write each value into its cell of a heat map, white on dark cells."""
+    middle = float(values.min() + values.max()) / 2
+    for row, numbers in enumerate(values.tolist()):
+        for column, number in enumerate(numbers):
+            colour = "white" if number < middle else "black"
+            axes.text(column, row, f"{number:.1f}", ha="center", va="center", fontsize=8, color=colour)
 
 
 def learning_curves(
@@ -63,27 +82,34 @@ def learning_curves(
     against: Mapping[tuple[str, str], str],
     legend: str,
 ) -> None:
-    """Save a panel of each key in `names` (key: label) over `x`, and a scatter plot of each pair of keys in `against`.
+    """Save a panel of each key over `x`, and scatter plots of pairs of keys.
 
-    Each group of runs has a colour, each of its runs a thin line, and their mean a thick line. The values of `against`
-    are the titles of the scatter plots, `legend` is that of the legend of groups.
+    Each group of runs has a colour. Each run is a thin line, and the mean of the group is a thick line.
+
+    Args:
+        path: the image file to write.
+        groups: name of the group: its runs.
+        x: key of the x axis.
+        names: key: label of each panel.
+        against: (key of the x axis, key of the y axis): title of each scatter plot.
+        legend: title of the legend, which lists the groups.
     """
     count = len(names) + len(against)
     figure = Figure(figsize=(2 + 2.5 * count, 3.5), layout="constrained", dpi=100)
     axes_of = figure.subplots(1, count, squeeze=False)[0]
-    panels, scatters = axes_of[: len(names)], axes_of[len(names) :]
-    colours = _sequence(len(groups))
-    for runs, colour in zip(groups.values(), colours, strict=True):
+    panels = axes_of[: len(names)]
+    scatters = axes_of[len(names) :]
+    for runs, colour in zip(groups.values(), _sequence(len(groups)), strict=True):
         for axes, key in zip(panels, names, strict=True):
-            _curves(axes, runs, x, key, colour)
-        for axes, keys in zip(scatters, against, strict=True):
-            points = [[point[key] for run in runs for point in run] for key in keys]
-            axes.scatter(*points, s=12, color=colour, edgecolors="none", alpha=0.8)
-            axes.set(xlabel=names[keys[0]], ylabel=names[keys[1]])
-    for axes, above in zip(axes_of, (*names.values(), *against.values()), strict=True):
-        _plain_axes(axes, above)
-    for axes in panels:
+            _draw_curves(axes, runs, x, key, colour)
+        for axes, (x_key, y_key) in zip(scatters, against, strict=True):
+            _draw_points(axes, runs, x_key, y_key, colour)
+            axes.set(xlabel=names[x_key], ylabel=names[y_key])
+    for axes, label in zip(panels, names.values(), strict=True):
+        _set_title(axes, label)
         axes.set_xlabel(x)
+    for axes, title in zip(scatters, against.values(), strict=True):
+        _set_title(axes, title)
     handles = [line for line in panels[0].lines if line.get_label() == "mean"]
     figure.legend(handles, list(groups), loc="outside right center", title=legend, frameon=False)
     _save(figure, path)
@@ -96,49 +122,61 @@ def final_values(
     names: Mapping[str, str],
     legend: str,
 ) -> None:
-    """Save a panel of each key in `names` (key: label) over an option `x`, of the final values of runs.
+    """Save a panel of each key over an option: a point per run, and a curve through the means of runs.
 
-    `groups` has, for each curve, the runs at each value of the option. A run is a point; the curve goes through their
-    means, with a bar of one standard deviation (n - 1) where there are several. `legend` is the legend's title.
+    A mean of several runs has a bar of one standard deviation (n - 1).
+
+    Args:
+        path: the image file to write.
+        groups: name of each curve: value of the option: the final values of the runs with this value.
+        x: name of the option.
+        names: key: label of each panel.
+        legend: title of the legend, which lists the curves.
     """
     figure = Figure(figsize=(2 + 3.3 * len(names), 3.5), layout="constrained", dpi=100)
     panels = figure.subplots(1, len(names), squeeze=False)[0]
-    places = list(dict.fromkeys(place for runs_at in groups.values() for place in runs_at))
     handles = []
     for runs_at, colour in zip(groups.values(), _sequence(len(groups)), strict=True):
-        drawn = [_final_curve(axes, runs_at, key, colour) for axes, key in zip(panels, names, strict=True)]
-        handles.append(drawn[0])
-    for axes, above in zip(panels, names.values(), strict=True):
-        _plain_axes(axes, above)
+        curves = [_final_curve(axes, runs_at, key, colour) for axes, key in zip(panels, names, strict=True)]
+        handles.append(curves[0])
+    places: dict[float | str, None] = {}  # in the order of the curves, each once
+    for runs_at in groups.values():
+        places.update(dict.fromkeys(runs_at))
+    for axes, label in zip(panels, names.values(), strict=True):
+        _set_title(axes, label)
         axes.set_xlabel(x)
-        axes.set_xticks(places)
+        axes.set_xticks(list(places))
     figure.legend(handles, list(groups), loc="outside right center", title=legend, frameon=False)
     _save(figure, path)
 
 
 def _final_curve(
-    axes: Axes, runs_at: Mapping[float | str, Sequence[Mapping[str, float]]], key: str, colour: tuple[float, ...]
+    axes: Axes, runs_at: Mapping[float | str, Sequence[Mapping[str, float]]], key: str, colour: Colour
 ) -> ErrorbarContainer:
-    """Draw a point for each run, and a curve through the means with bars of their spread; unknown values are left out.
+    """Draw a point for each run, and a curve through the means with bars of their spread.
 
-    Return the curve for the legend.
+    Runs without a finite value of `key` are left out. Return the curve for the legend.
     """
-    known = {}
+    places, means, deviations = [], [], []
     for place, runs in runs_at.items():
-        if values := [run[key] for run in runs if math.isfinite(run.get(key, math.nan))]:
-            known[place] = values
-            axes.scatter([place] * len(values), values, s=10, color=colour, alpha=0.5, edgecolors="none")
-    means = [fmean(values) for values in known.values()]
-    spread = [stdev(values) if len(values) > 1 else 0.0 for values in known.values()]
-    return axes.errorbar(list(known), means, spread, color=colour, marker="o", markersize=4, capsize=3)
+        numbers = [run.get(key, math.nan) for run in runs]
+        finite = list(filter(math.isfinite, numbers))
+        if not finite:
+            continue
+        axes.scatter([place] * len(finite), finite, s=10, color=colour, alpha=0.5, edgecolors="none")
+        places.append(place)
+        means.append(fmean(finite))
+        deviations.append(stdev(finite) if len(finite) > 1 else 0.0)
+    return axes.errorbar(places, means, deviations, color=colour, marker="o", markersize=4, capsize=3)
 
 
-def _sequence(count: int) -> list[tuple[float, ...]]:
-    """Return colours of a sequential map, legible with any colour vision, without its yellow end, faint on white."""
-    return [colormaps["plasma"](0.8 * i / max(count - 1, 1)) for i in range(count)]
+def _sequence(count: int) -> list[Colour]:
+    """Return colours of a sequential map, legible with any colour vision; its yellow end, faint on white, is unused."""
+    steps = max(count - 1, 1)
+    return [colormaps["plasma"](0.8 * i / steps) for i in range(count)]
 
 
-def _plain_axes(axes: Axes, title: str) -> None:
+def _set_title(axes: Axes, title: str) -> None:
     axes.set_title(title, fontsize=10)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
@@ -149,34 +187,55 @@ def _save(figure: Figure, path: Path) -> None:
         figure.savefig(file, format=path.suffix.removeprefix(".") or "png")
 
 
-def _curves(axes: Axes, runs: Sequence[History], x: str, key: str, colour: tuple[float, ...]) -> None:
-    """Draw a thin line for each run and a thick one for their mean, labelled so; a single run is its mean."""
-    runs = [[point for point in run if key in point] for run in runs]
-    for run in runs if len(runs) > 1 else ():
-        line = [point[x] for point in run], [point[key] for point in run]
-        dot = "o" if len(run) == 1 else None  # else nothing of it would be seen
-        axes.plot(*line, color=colour, alpha=0.4, linewidth=0.8, marker=dot, markersize=3)
-    points_at: dict[float, list[Mapping[str, float]]] = {}
+def _draw_points(axes: Axes, runs: Sequence[History], x_key: str, y_key: str, colour: Colour) -> None:
+    """Draw a point for each evaluation of the runs."""
+    x, y = [], []
     for run in runs:
         for point in run:
+            x.append(point[x_key])
+            y.append(point[y_key])
+    axes.scatter(x, y, s=12, color=colour, edgecolors="none", alpha=0.8)
+
+
+def _draw_curves(axes: Axes, runs: Sequence[History], x: str, key: str, colour: Colour) -> None:
+    """Draw a thin line for each run and a thick one, labelled "mean", for their mean; a single run is its mean."""
+    points_at: dict[float, list[Mapping[str, float]]] = {}
+    for run in runs:
+        points = [point for point in run if key in point]
+        if len(runs) > 1:
+            _draw_run(axes, points, x, key, colour)
+        for point in points:
             points_at.setdefault(point["step"], []).append(point)
-    # Runs may end at different steps: the mean is taken over the steps that all of them have.
-    shared = [points for _, points in sorted(points_at.items()) if len(points) == len(runs)]
-    mean_x, mean_y = ([fmean(point[name] for point in points) for points in shared] for name in (x, key))
-    marker = "o" if len(shared) <= 20 else None  # more markers would hide the lines
+    mean_x, mean_y = [], []
+    for _, points in sorted(points_at.items()):
+        if len(points) == len(runs):  # runs may end at different steps: the mean is over the steps that all runs have
+            mean_x.append(fmean(point[x] for point in points))
+            mean_y.append(fmean(point[key] for point in points))
+    marker = "o" if len(mean_x) <= 20 else None  # more markers would hide the lines
     axes.plot(mean_x, mean_y, color=colour, linewidth=1.8, marker=marker, markersize=3.5, label="mean")
+
+
+def _draw_run(axes: Axes, points: History, x: str, key: str, colour: Colour) -> None:
+    places = [point[x] for point in points]
+    values = [point[key] for point in points]
+    marker = "o" if len(points) == 1 else None  # a line through one point is invisible
+    axes.plot(places, values, color=colour, alpha=0.4, linewidth=0.8, marker=marker, markersize=3)
 
 
 def distinct(count: int) -> UInt8[Tensor, "count 3"]:
     """Return RGB colours for `count` groups; beyond ten, neighbouring colours are hard to distinguish."""
     if count <= len(TEN):
-        return torch.tensor([list(bytes.fromhex(colour)) for colour in TEN[:count]], dtype=torch.uint8)
-    return torch.tensor(colormaps["turbo"](torch.linspace(0, 1, count).numpy(), bytes=True)[:, :3])
+        codes = bytes.fromhex("".join(TEN[:count]))
+        return torch.tensor(list(codes), dtype=torch.uint8).view(count, 3)
+    positions = torch.linspace(0, 1, count).numpy()
+    rgba = colormaps["turbo"](positions, bytes=True)
+    return torch.tensor(rgba[:, :3])
 
 
 def image_table(path: Path, columns: Mapping[str, UInt8[Tensor, "n h w 3"]], rows: Sequence[str], title: str) -> None:
     """Save a table of RGB images of any sizes, drawn equally large without smoothing, with headings of `columns`."""
-    figure = Figure(figsize=(0.5 + 1.7 * len(columns), 0.8 + 1.7 * len(rows)), layout="constrained", dpi=120)
+    size = (0.5 + 1.7 * len(columns), 0.8 + 1.7 * len(rows))
+    figure = Figure(figsize=size, layout="constrained", dpi=120)
     table = figure.subplots(len(rows), len(columns), squeeze=False)
     for j, (name, images) in enumerate(columns.items()):
         table[0, j].set_title(name, fontsize=9)
@@ -196,27 +255,46 @@ def scatter(
     names: Sequence[str],
     title: str,
 ) -> None:
-    """Save scatter plots of points, one panel each, with a colour and a marker for each of at most ten classes."""
+    """Save scatter plots with a colour and a marker per class.
+
+    Args:
+        path: the image file to write.
+        panels: title of each panel: its points.
+        labels: the class of each point.
+        names: names of the classes, at most ten.
+        title: title of the figure.
+    """
     figure = Figure(figsize=(1.6 + 4.6 * len(panels), 4.8), layout="constrained", dpi=120)
     row = figure.subplots(1, len(panels), squeeze=False)[0]
     colours = distinct(len(names)) / 255
     for axes, (heading, points) in zip(row, panels.items(), strict=True):
         for label, name in enumerate(names):
             x, y = points[labels == label].T.numpy()
-            axes.scatter(x, y, s=20, color=colours[label].numpy(), marker=SHAPES[label], lw=0, label=name)
+            colour = colours[label].numpy()
+            axes.scatter(x, y, s=20, color=colour, marker=SHAPES[label], lw=0, label=name)
         axes.set(xticks=[], yticks=[], title=heading)
-    figure.legend(*row[0].get_legend_handles_labels(), loc="outside center right", markerscale=1.6)
+    handles, texts = row[0].get_legend_handles_labels()
+    figure.legend(handles, texts, loc="outside center right", markerscale=1.6)
     figure.suptitle(title, fontsize=10)
     _save(figure, path)
 
 
 def heat_maps(path: Path, panels: Mapping[str, Tensor], columns: Sequence[float], labels: tuple[str, str]) -> None:
-    """Save a heat map with logarithmic colours of each of `panels` (title: values (rows, columns))."""
+    """Save heat maps with logarithmic colours.
+
+    Args:
+        path: the image file to write.
+        panels: title of each heat map: its values (rows, columns); values up to 0 stay blank.
+        columns: positions of the columns.
+        labels: labels of the x axis and the y axis.
+    """
     figure = Figure(figsize=(1 + 3.4 * len(panels), 3.6), layout="constrained", dpi=100)
-    for axes, (title, values) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
-        shown = values.where(values > 0, torch.nan)
-        norm = LogNorm() if shown.isfinite().any() else None
-        image = axes.pcolormesh(columns, range(len(values)), shown.numpy(), norm=norm, shading="nearest")
-        axes.set(title=title, xlabel=labels[0], ylabel=labels[1])
+    row = figure.subplots(1, len(panels), squeeze=False)[0]
+    x_label, y_label = labels
+    for axes, (title, values) in zip(row, panels.items(), strict=True):
+        positive = values.where(values > 0, torch.nan)
+        norm = LogNorm() if positive.isfinite().any() else None
+        image = axes.pcolormesh(columns, range(len(values)), positive.numpy(), norm=norm, shading="nearest")
+        axes.set(title=title, xlabel=x_label, ylabel=y_label)
         figure.colorbar(image)
     _save(figure, path)

@@ -13,7 +13,7 @@ from run_folders import METADATA, a_run, compare, configuration, refused, shifte
 from uvit_decay import plots
 from uvit_decay.compare.report import pearson, remarks
 from uvit_decay.compare.runs import BEST, MEAN_SHARE, RANK, Run, find_option, group_by_options
-from uvit_decay.plots import _curves
+from uvit_decay.plots import _draw_curves
 from uvit_decay.runtime.validation import flat
 
 
@@ -52,7 +52,9 @@ def test_one_run_has_no_spread(tmp_path, monkeypatch, capsys):
 def drawn(monkeypatch):
     """The runs whose curves are drawn, by what they are of."""
     found = {}
-    monkeypatch.setattr(plots, "_curves", lambda axes, runs, x, key, colour: found.setdefault(key, []).extend(runs))
+    monkeypatch.setattr(
+        plots, "_draw_curves", lambda axes, runs, x, key, colour: found.setdefault(key, []).extend(runs)
+    )
     return found
 
 
@@ -108,7 +110,7 @@ def test_the_history_is_read_whatever_its_order(tmp_path):
 def test_the_mean_is_of_the_steps_that_all_runs_looked_at():
     axes = Figure().add_subplot()
     runs = [[{"step": 1, "y": 1.0}, {"step": 2, "y": 2.0}], [{"step": 2, "y": 4.0}, {"step": 3, "y": 9.0}]]
-    _curves(axes, runs, "step", "y", colormaps["plasma"](0.5))
+    _draw_curves(axes, runs, "step", "y", colormaps["plasma"](0.5))
     *thin, mean = axes.lines
     assert [line.get_ydata().tolist() for line in thin] == [[1.0, 2.0], [4.0, 9.0]]
     assert (mean.get_xdata().tolist(), mean.get_ydata().tolist()) == ([2.0], [3.0])
