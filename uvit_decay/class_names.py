@@ -1,6 +1,6 @@
-"""Names of classes for people: WordNet ids, as ImageNet's classes are called, in words; classes by their names.
+"""Names of classes: ImageNet's WordNet ids in words, class numbers by name, class lists and their hash.
 
-Imports no torch; the words are those of timm, which is imported only where a class has such an id.
+Imports no torch. The words come from timm, which is imported only if a class name is a WordNet id.
 """
 
 from __future__ import annotations
@@ -29,47 +29,59 @@ SHOWN = 5  # classes that an error lists
 
 
 def synonyms(name: str) -> tuple[str, ...]:
-    """Return the words for a class: of the WordNet id n01440764 "tench" and "Tinca tinca", else its name.
+    """Return the words for a class: "tench" and "Tinca tinca" for the WordNet id n01440764, otherwise its name.
 
     A name may itself be a list of words, separated by ", ".
     """
     if WORDNET.fullmatch(name):
-        with suppress(KeyError):  # it is none of a noun of ImageNet's
+        with suppress(KeyError):  # it is not an ImageNet noun
             name = _wordnet().label_name_to_description(name)
     return tuple(name.split(", "))
 
 
 def in_words(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the first word for each class; with its name, too, if another class is called the same."""
+    """Return the first word for each class, followed by the class name if several classes have this word."""
     words = [synonyms(name)[0] for name in names]
     counts = Counter(words)
-    return tuple(f"{word} {name}" if counts[word] > 1 else word for word, name in zip(words, names, strict=True))
+    for i, name in enumerate(names):
+        if counts[words[i]] > 1:
+            words[i] = f"{words[i]} {name}"
+    return tuple(words)
 
 
 def class_numbers(wanted: Sequence[str], names: Sequence[str]) -> list[int]:
-    """Return the numbers of the classes that are given by number, by name or by one of their words in any case.
+    """Return the numbers of classes that are given by number, by name or by one of their words in any case.
 
     Raises:
-        UserError: a class that does not exist, or a word for several.
+        UserError: a class does not exist, or a word belongs to several classes.
     """
-    return [_number(word, names) for word in wanted]
+    return [_find_number(word, names) for word in wanted]
 
 
-def _number(word: str, names: Sequence[str]) -> int:
+def _find_number(word: str, names: Sequence[str]) -> int:
     if NUMBER.fullmatch(word):
-        if not 0 <= int(word) < len(names):
+        number = int(word)
+        if not 0 <= number < len(names):
             raise UserError(f"--classes {word}: this checkpoint has the classes 0 to {len(names) - 1}")
-        return int(word)
-    words = [{called.casefold() for called in (name, *synonyms(name))} for name in names]
-    found = [number for number, own in enumerate(words) if word.casefold() in own]
+        return number
+    found = []
+    known: set[str] = set()
+    for number, name in enumerate(names):
+        words = {called.casefold() for called in (name, *synonyms(name))}
+        if word.casefold() in words:
+            found.append(number)
+        known |= words
     if len(found) == 1:
         return found[0]
     if found:
         listed = ", ".join(f"{number} ({names[number]})" for number in found)
-        raise UserError(f"--classes {word}: {len(found)} classes are called so, give a number: {listed}")
-    close = get_close_matches(word.casefold(), sorted(set().union(*words)), SHOWN)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"but {', '.join(in_words(names)[:SHOWN])} ..."
-    raise UserError(f"--classes takes numbers, or names of the checkpoint's classes: it has no {word!r}, {hint}")
+        raise UserError(f"--classes {word}: {len(found)} classes have this name: {listed}; give the number")
+    close = get_close_matches(word.casefold(), sorted(known), SHOWN)
+    if close:
+        hint = f"did you mean {' or '.join(close)}?"
+    else:
+        hint = f"its classes are {', '.join(in_words(names)[:SHOWN])} ..."
+    raise UserError(f"--classes {word}: this checkpoint has no class of this name or number; {hint}")
 
 
 @cache
@@ -85,20 +97,27 @@ _LISTS = Path(__file__).parent / "data" / "class_lists"
 def class_list(name_or_path: str | Path) -> tuple[str, ...]:
     """Return the sorted classes of a bundled list ("imagenet-100/cmc") or of a text file.
 
-    A file has one class per line, each once; blank lines and lines that begin with # are ignored.
+    A file has one class per line; blank lines and lines that begin with # are ignored.
+
+    Raises:
+        UserError: the list does not exist or cannot be read, is empty, or contains a class twice.
     """
-    files = {file.relative_to(_LISTS).with_suffix("").as_posix(): file for file in _LISTS.rglob("*.txt")}
-    path = files.get(str(name_or_path), at_home(name_or_path))
+    bundled = {file.relative_to(_LISTS).with_suffix("").as_posix(): file for file in _LISTS.rglob("*.txt")}
+    path = bundled.get(str(name_or_path), at_home(name_or_path))
     if not os.path.exists(path):
-        known = ", ".join(sorted(files))
-        raise UserError(f"{name_or_path}: neither a text file nor a class list, which are {known}")
+        known = ", ".join(sorted(bundled))
+        raise UserError(f"{name_or_path}: neither a text file nor a bundled class list; give a file or one of {known}")
     text = read_text(path, 2**24).removeprefix("\ufeff")  # the byte order mark of Windows editors
-    names = [name for name in map(str.strip, text.splitlines()) if name and not name.startswith("#")]
+    names = []
+    for line in text.splitlines():
+        name = line.strip()
+        if name and not name.startswith("#"):
+            names.append(name)
     if not names:
-        raise UserError(f"{path}: no class in it; put one a line")
+        raise UserError(f"{path}: the file contains no classes; write one per line")
     name, times = Counter(names).most_common(1)[0]
     if times > 1:
-        raise UserError(f"{path}: class {name} is in {times} lines; leave one of them")
+        raise UserError(f"{path}: the class {name} is on {times} lines; remove all but one")
     return tuple(sorted(names))
 
 
@@ -106,10 +125,11 @@ def class_hash(class_names: Sequence[str]) -> str:
     """Return the SHA-256 of the names in order, joined by newlines: equal only for equal lists.
 
     Raises:
-        UserError: a name is empty, no UTF-8, or contains a control character: reports could not show it, and of a line
-            end, different lists would have the same hash.
+        UserError: a name is empty, is not valid UTF-8, or contains a control character. Reports could not display it,
+            and with line breaks two different lists could share a hash.
     """
     for name in class_names:
         if not name or UNPRINTABLE.search(name):
-            raise UserError(f"the class name {name!r} is empty, no UTF-8 or has control characters: rename its folder")
+            reason = "it is empty, is not valid UTF-8 or contains control characters"
+            raise UserError(f"cannot use the class name {name!r}: {reason}; rename its folder")
     return sha256("\n".join(class_names).encode()).hexdigest()

@@ -1,10 +1,11 @@
-"""Files of samples: a grid, an array, or a folder of PNGs, which an interrupted program can complete."""
+"""Files of samples: a grid, an array, or a folder of PNGs, which a later run completes after an interruption."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL.Image import Image
@@ -25,87 +26,125 @@ METADATA = "sampling.json"  # in a folder of samples
 
 
 def check_output(out: Path, num: int | None) -> None:
-    """Raise a UserError if `out` is no name for samples, or cannot be written; `num` is their number, if it is known.
+    """Raise a UserError if samples cannot be written to `out`.
 
-    A folder must be empty, or have samples already.
+    Args:
+        out: a .png (grid), an .npz (array), or a folder that is new, empty or has samples already.
+        num: number of samples; None if it is not known yet.
     """
     form = out.suffix.lower()
     if form not in ("", ".png", ".npz"):
-        raise UserError(f"--out {out}: a .png (grid), an .npz (array) or a folder without a suffix")
+        raise UserError(f"--out {out}: give a .png (grid), an .npz (array) or a folder without a suffix")
     if form == ".png" and (num or 0) > LARGEST_GRID:
-        raise UserError(f"--out {out}: a grid takes at most {LARGEST_GRID} images; name an .npz or a folder")
+        raise UserError(f"--out {out}: a grid takes at most {LARGEST_GRID} images; give an .npz or a folder")
     check_writable(out, folder=not form)
-    if not form and not (out / METADATA).exists() and any(not path.name.startswith(".") for path in out.iterdir()):
-        raise UserError(f"--out {out}: the folder is not empty, and its files would be mixed with the new ones")
+    if form or (out / METADATA).exists():
+        return
+    for path in out.iterdir():
+        if not path.name.startswith("."):
+            raise UserError(f"--out {out}: the folder is not empty and has no samples; give a new or an empty folder")
 
 
 def write_samples(samples: Samples, num: int, out: Path, batch_size: int, processes: Processes) -> None:
     """Generate this rank's share of the samples 0 to num - 1 that `out` lacks; rank 0 gathers and writes all of them.
 
-    Batches are written as they come, except those of a grid. Rank 0 must have claimed `out`.
+    Except for a grid, each batch is written as soon as it is complete. Rank 0 must have claimed `out`.
     """
     if processes.size > 1:
-        about = samples.metadata()
-        about = {key: value for key, value in about.items() if key not in PATHS}
-        processes.check_same("options of the samples", [num, about])
+        settings = {key: value for key, value in samples.metadata().items() if key not in PATHS}
+        processes.check_same("options of the samples", [num, settings])
     numbers: Sequence[int] = range(num)
     if not out.suffix:
-        numbers = processes.broadcast(missing(out, samples, num) if processes.is_main else [])
+        absent = find_missing(out, samples, num) if processes.is_main else []
+        numbers = processes.broadcast(absent)
     jobs = [numbers[part.start : part.stop] for part in batches(len(numbers), batch_size, processes.size)]
     parts = processes.map_ordered(jobs, lambda part: samples.images(part).cpu())
     if not processes.is_main:
-        list(parts)  # yields nothing on this rank, but does its share of the work
+        for _ in parts:  # yields nothing on this rank, but does its share of the work
+            pass
         return
+    existing = num - len(numbers)
     title = f"{samples.sampling.name}, {samples.weights} weights"
-    with tqdm(total=num, initial=num - len(numbers), unit="image", desc=title) as bar:  # closed before an error is said
-        images = _counted(parts, bar)
-        if not out.suffix:
-            image_io.save_pngs(out, images, numbers)
-        elif out.suffix.lower() == ".npz":
-            image_io.save_npz(out, images, len(numbers), samples.labels(numbers))
-        else:
-            image_io.save_image(out, grid(samples, images))
-    existing = "" if len(numbers) == num else f", {num - len(numbers)} were there"
-    made_by = f"step {samples.checkpoint.card.step} of {samples.file}"
-    if samples.guide is not None:
-        made_by += f", guided by step {samples.guide.checkpoint.card.step} of {samples.guide.file}"
-    print(f"wrote {out}: {len(numbers)} images{existing}, {made_by}")
+    with tqdm(total=num, initial=existing, unit="image", desc=title) as bar:  # closed before an error is printed
+        _write(samples, out, numbers, _count_images(parts, bar))
+    print(_summarise(samples, out, len(numbers), existing))
 
 
-def _counted(parts: Iterable[Tensor], bar: tqdm) -> Iterator[Tensor]:
+def _write(samples: Samples, out: Path, numbers: Sequence[int], images: Iterable[Tensor]) -> None:
+    """Write the samples with these numbers, given in batches, to a folder, an .npz or a .png."""
+    if not out.suffix:
+        image_io.save_pngs(out, images, numbers)
+    elif out.suffix.lower() == ".npz":
+        image_io.save_npz(out, images, len(numbers), samples.labels(numbers))
+    else:
+        image_io.save_image(out, grid(samples, images))
+
+
+def _count_images(parts: Iterable[Tensor], bar: tqdm) -> Iterator[Tensor]:
     """Yield the same batches, and count their images in a progress bar."""
     for part in parts:
         yield part
         bar.update(len(part))
 
 
+def _summarise(samples: Samples, out: Path, written: int, existing: int) -> str:
+    """Return one line about the images that were written, the images that existed, and the networks."""
+    line = f"wrote {out}: {written} images"
+    if existing:
+        line += f", {existing} were there"
+    line += f", step {samples.checkpoint.card.step} of {samples.file}"
+    if samples.guide is not None:
+        line += f", guided by step {samples.guide.checkpoint.card.step} of {samples.guide.file}"
+    return line
+
+
 def grid(samples: Samples, batches: Iterable[Tensor]) -> Image:
-    """Return a picture of samples, given in batches from the first one on; classes in turn have a column each."""
+    """Return a grid of the first samples, given in batches; if classes are taken in turn, each class has a column."""
     images = torch.cat(list(batches))
     columns = min(image_io.grid_columns(len(samples.classes)), len(images))
-    labels = [] if samples.at_random else samples.labels(range(columns)) or []
-    words = in_words(samples.checkpoint.card.class_names) if labels else ()
-    return image_io.labelled_grid(images, columns, [words[label] for label in labels])
+    names: list[str] = []
+    if samples.classes and not samples.at_random:
+        words = in_words(samples.checkpoint.card.class_names)
+        names = [words[label] for label in samples.labels(range(columns))]
+    return image_io.labelled_grid(images, columns, names)
 
 
-def missing(folder: Path, samples: Samples, num: int) -> list[int]:
-    """Start or continue a claimed folder of samples 0 to num - 1, and return the indices that are missing."""
+def find_missing(folder: Path, samples: Samples, num: int) -> list[int]:
+    """Start or continue a claimed folder of samples 0 to num - 1, and return the indices that are missing.
+
+    Raises:
+        UserError: the folder has samples of other settings, or more than `num`.
+    """
     checksums = {"sha256": checksum(samples.file)}
     if samples.guide is not None:
         checksums["guide_sha256"] = checksum(samples.guide.file)
     metadata = json.loads(json.dumps({**checksums, **samples.metadata()}))
     if (folder / METADATA).exists():
-        stored = read_json(folder / METADATA, dict[str, object])
-        for key in (*metadata, *stored):
-            ours, theirs = metadata.get(key), stored.get(key)
-            if ours != theirs and key not in PATHS:
-                raise UserError(f"--out {folder}: its images have {key} {theirs}, not {ours}: choose another folder")
+        _check_continues(folder, metadata)
         remove_remains(folder)
     else:
         remove_remains(folder, METADATA)
         write_json(folder / METADATA, metadata)
-    existing = {path.name for path in folder.glob("*.png")}
     names = [image_io.png_name(i) for i in range(num)]
-    if more := existing.difference(names):
-        raise UserError(f"--out {folder}: it has images beyond --num {num}, such as {min(more)}: choose another folder")
-    return [i for i, name in enumerate(names) if not (name in existing and image_io.is_png(folder / name))]
+    existing = {path.name for path in folder.glob("*.png")}
+    more = existing.difference(names)
+    if more:
+        raise UserError(
+            f"--out {folder}: the folder has images beyond --num {num}, such as {min(more)}; choose another folder"
+        )
+    missing = []
+    for i, name in enumerate(names):
+        if name not in existing or not image_io.is_png(folder / name):
+            missing.append(i)
+    return missing
+
+
+def _check_continues(folder: Path, metadata: dict[str, Any]) -> None:
+    """Raise a UserError, with both values, if a folder has samples of other settings; paths may differ."""
+    stored = read_json(folder / METADATA, dict[str, object])
+    for key in (*metadata, *stored):
+        if key in PATHS:
+            continue
+        ours, theirs = metadata.get(key), stored.get(key)
+        if ours != theirs:
+            raise UserError(f"--out {folder}: its images have {key} {theirs}, not {ours}; choose another folder")

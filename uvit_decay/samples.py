@@ -1,4 +1,4 @@
-"""Images that a network generates, addressed by index: for files, evaluation, previews and metrics while training."""
+"""Images that a network generates, addressed by index: for files, evaluation, previews and training metrics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from uvit_decay.autoencoder import decoder
-from uvit_decay.checkpoint import Checkpoint, load
+from uvit_decay.checkpoint import Checkpoint, ModelCard, load
 from uvit_decay.checkpoint.io import weights_file
 from uvit_decay.diffusion.denoiser import CompiledNet, NFECounter
 from uvit_decay.diffusion.protocols import marked_protocol, protocol_sampling
@@ -32,19 +32,19 @@ class Samples:
     """An unbounded sequence of samples; sample i depends only on (network, seed, i, label of i).
 
     Args:
-        model: the network with its noise path and perhaps a guide, in eval mode, on the sampling device.
+        model: the network with its noise path and, for autoguidance, a guide, in eval mode, on the sampling device.
         sampling: sampler and its settings.
         weights: name of the weights, ema or raw.
         classes: classes of the images; empty for an unconditional network.
         at_random: whether classes are drawn at random, rather than taken in turn.
         seed: seed of noise and random labels.
         decode: function from the float samples of the network to uint8 images.
-        shape: (c, h, w) of an image; None means that of the network.
+        shape: (c, h, w) of an image; None means the shape of the network's images.
         vae: hub id or folder of the autoencoder that decodes latents; None for pixels.
         checkpoint: contents of the checkpoint; None for a network in training.
         file: path of the checkpoint.
-        compiled: whether torch.compile makes the network faster, after a minute or so, and for any batch size.
-        protocol: protocol of a paper by which `sampling` was chosen; None if it was not.
+        compiled: compile the network with torch.compile, for any batch size; it takes about a minute.
+        protocol: protocol of a paper that gave `sampling`; None without one.
         guide: checkpoint of the guide of `model`; None without autoguidance.
     """
 
@@ -72,7 +72,8 @@ class Samples:
 
     def _counter(self, model: DiffusionModel) -> NFECounter:
         """Return the network of a model, compiled if asked for, with a counter of its evaluations."""
-        return NFECounter(CompiledNet(model.net) if self.compiled else model.net)
+        net = CompiledNet(model.net) if self.compiled else model.net
+        return NFECounter(net)
 
     @classmethod
     def from_options(cls, file: Path, options: SamplingOptions, local_rank: int = 0) -> Samples:
@@ -82,66 +83,84 @@ class Samples:
             UserError: the checkpoint cannot be read, or does not support the options.
         """
         checkpoint = load(file, options.weights, options.trust)
+        card = checkpoint.card
         model = checkpoint.source(pick_device(options.device, local_rank))
         guide = Guide.from_options(file, options)
         if guide is not None:
             model = replace(model, guide=guide.checkpoint.source(model.device))
-        if protocol := options.sampling_protocol:
-            recommended = protocol_sampling(protocol, model, options.guidance)
-        else:
-            recommended = model.unguided(checkpoint.card.sampling)
-        if guide is not None:  # the checkpoint's own channels and interval are for guidance by the null label
-            recommended = replace(recommended, guidance_channels=None, guidance_interval=None)
-        sampling = recommended.changed(**options.changes())
-        model.check(sampling)
+        sampling = _choose_sampling(model, card, options)
         if guide is not None:
-            guide.check(checkpoint.card)
+            guide.check(card)
         sampling = model.in_precision(sampling)
-        classes = options.chosen_classes(checkpoint.card.class_names)
-        by_paper = sampling.method.paper or protocol is not None
-        at_random = by_paper if options.labels is None else options.labels == "random"
-        samples = cls(model, sampling, checkpoint.card.weights, classes, at_random, options.seed)
-        samples = replace(samples, checkpoint=checkpoint, file=weights_file(file), protocol=protocol, guide=guide)
-        autoencoder = decoder(checkpoint.card.latents, options.vae, model.device)
+        if options.labels is None:
+            at_random = sampling.method.paper or options.sampling_protocol is not None
+        else:
+            at_random = options.labels == "random"
+        samples = cls(
+            model,
+            sampling,
+            card.weights,
+            classes=options.chosen_classes(card.class_names),
+            at_random=at_random,
+            seed=options.seed,
+            checkpoint=checkpoint,
+            file=weights_file(file),
+            protocol=options.sampling_protocol,
+            guide=guide,
+        )
+        autoencoder = decoder(card.latents, options.vae, model.device)
         if autoencoder is None:
             return samples
-        shape = (3, *(side * autoencoder.space.factor for side in model.shape[1:]))
-        return replace(samples, decode=autoencoder.decode, shape=shape, vae=autoencoder.space.vae)
+        space = autoencoder.space
+        _, height, width = model.shape
+        shape = (3, height * space.factor, width * space.factor)
+        return replace(samples, decode=autoencoder.decode, shape=shape, vae=space.vae)
 
     def images(self, indices: Sequence[int]) -> Tensor:
         """Return the samples with these indices, in one batch: uint8 (b, c, h, w) on the sampling device."""
-        tiny = self.model.device.type == "cpu" and self.model.pixels
-        tiny = tiny and sum(parameter.numel() for parameter in self.model.net.parameters()) < TINY
-        with cpu_threads(1 if tiny else None):  # more are up to 3 times slower on a busy machine
-            return generate_uint8(self._counted, self.sampling, indices, self.labels(indices), self.seed, self.decode)
+        threads = 1 if self._is_tiny() else None  # more threads are up to 3 times slower on a busy machine
+        labels = self.labels(indices)
+        with cpu_threads(threads):
+            return generate_uint8(self._counted, self.sampling, indices, labels, self.seed, self.decode)
+
+    def _is_tiny(self) -> bool:
+        """Return whether the network samples pixels on the CPU and has few parameters."""
+        if self.model.device.type != "cpu" or not self.model.pixels:
+            return False
+        return sum(parameter.numel() for parameter in self.model.net.parameters()) < TINY
 
     def labels(self, indices: Sequence[int]) -> list[int] | None:
         """Return the classes of samples i, functions of (seed, i) alone; None for an unconditional network."""
         if not self.classes:
             return None
+        count = len(self.classes)
         places = torch.tensor(indices, dtype=torch.int64, device="cpu")
         if self.at_random:
-            places = (uniform("label", self.seed, rows=places).double() * len(self.classes)).long()
-        return [self.classes[place] for place in (places % len(self.classes)).tolist()]
+            numbers = uniform("label", self.seed, rows=places).double()
+            places = (numbers * count).long()
+        places = places % count
+        return [self.classes[place] for place in places.tolist()]
 
     @property
     def nfe(self) -> int:
-        """Network evaluations of this process so far, per image; a guided step counts twice, by a guide, too."""
-        guide = self._counted.guide
-        return self._counted.net.nfe + (0 if guide is None else guide.net.nfe)
+        """Network evaluations per image in this process so far; a guided step counts twice, with a guide, too."""
+        nfe = self._counted.net.nfe
+        if self._counted.guide is not None:
+            nfe += self._counted.guide.net.nfe
+        return nfe
 
     def metadata(self) -> dict[str, Any]:
         """Return everything that the images depend on, as plain values."""
-        origin = {}
+        metadata: dict[str, Any] = {}
         if self.checkpoint is not None:
             card = self.checkpoint.card
-            origin = {"checkpoint": str(self.file), "step": card.step, "data": card.data, "vae": self.vae}
-        protocol = {} if self.protocol is None else {"sampling_protocol": self._marked_protocol()}
-        guide = {} if self.guide is None else self.guide.metadata()
+            metadata.update(checkpoint=str(self.file), step=card.step, data=card.data, vae=self.vae)
+        if self.guide is not None:
+            metadata.update(self.guide.metadata())
+        if self.protocol is not None:
+            metadata["sampling_protocol"] = self._mark_protocol()
         return {
-            **origin,
-            **guide,
-            **protocol,
+            **metadata,
             "weights": self.weights,
             **self.sampling.metadata(),
             "clip": self.model.clips(self.sampling),
@@ -152,23 +171,34 @@ class Samples:
     @property
     def name(self) -> str:
         """A short name for keys and file names, such as `ema_dpm++25_w2_seed0`."""
-        protocol = [] if self.protocol is None else [f"protocol-{self._marked_protocol()}"]
-        guide = [] if self.guide is None else [self.guide.name(self.weights)]
-        parts = [self.weights, *protocol, self.sampling.name, *guide, f"seed{self.seed}"]
+        parts = [self.weights]
+        if self.protocol is not None:
+            parts.append(f"protocol-{self._mark_protocol()}")
+        parts.append(self.sampling.name)
+        if self.guide is not None:
+            parts.append(self.guide.name(self.weights))
+        parts.append(f"seed{self.seed}")
         if self.classes and self.at_random:
             parts.append("random-labels")
         if not self._all_classes():
-            listed = "-".join(map(str, self.classes))
-            few = len(self.classes) <= 10
-            parts.append(f"classes{listed}" if few else f"{len(self.classes)}classes-{crc32(listed.encode()):08x}")
+            parts.append(self._classes_in_short())
         if self.vae and self.vae != self.checkpoint.card.latents.vae:
             parts.append(f"vae-{Path(self.vae).name}")
         return "_".join(parts)
 
-    def _marked_protocol(self) -> str:
-        """Return the protocol with what was changed of it; labels in turn are a change, too."""
-        balanced = "-balanced" if self.classes and not self.at_random else ""
-        return marked_protocol(self.protocol, self.model, self.sampling) + balanced
+    def _classes_in_short(self) -> str:
+        """Return up to ten class numbers, or the number of classes and a checksum."""
+        listed = "-".join(map(str, self.classes))
+        if len(self.classes) <= 10:
+            return f"classes{listed}"
+        return f"{len(self.classes)}classes-{crc32(listed.encode()):08x}"
+
+    def _mark_protocol(self) -> str:
+        """Return the name of the protocol, marked with all changes to it; taking labels in turn is also a change."""
+        name = marked_protocol(self.protocol, self.model, self.sampling)
+        if self.classes and not self.at_random:
+            name += "-balanced"
+        return name
 
     def _all_classes(self) -> bool:
         return list(self.classes) == list(range(self.model.num_classes))
@@ -177,6 +207,26 @@ class Samples:
         """Return a phrase such as "all 10 classes in turn"; None for an unconditional network."""
         if not self.classes:
             return None
-        listed = ",".join(map(str, self.classes))
-        shown = f"all {len(self.classes)} classes" if self._all_classes() else f"classes {listed}"
-        return f"{shown} {'at random' if self.at_random else 'in turn'}"
+        if self._all_classes():
+            classes = f"all {len(self.classes)} classes"
+        else:
+            classes = f"classes {','.join(map(str, self.classes))}"
+        order = "at random" if self.at_random else "in turn"
+        return f"{classes} {order}"
+
+
+def _choose_sampling(model: DiffusionModel, card: ModelCard, options: SamplingOptions) -> Sampling:
+    """Return the sampling of a protocol or else of the checkpoint, with the changes of the options.
+
+    Raises:
+        UserError: the model does not support the result.
+    """
+    if options.sampling_protocol:
+        recommended = protocol_sampling(options.sampling_protocol, model, options.guidance)
+    else:
+        recommended = model.unguided(card.sampling)
+    if model.guide is not None:  # the checkpoint's own channels and interval are for guidance by the null label
+        recommended = replace(recommended, guidance_channels=None, guidance_interval=None)
+    sampling = recommended.changed(**options.changes())
+    model.check(sampling)
+    return sampling
