@@ -90,7 +90,7 @@ def test_posterior_samples_have_the_moments_mean_and_variance():
     assert x.mean() == pytest.approx((2.0 - 0.1) * 0.5, abs=3e-3)
     assert x.std() == pytest.approx(0.5 * math.exp(-0.5), rel=1e-2)
     assert torch.equal(moments, before)
-    torch.testing.assert_close(space.unscaled(space.scaled(x)), x)
+    torch.testing.assert_close(space.denormalise(space.normalise(x)), x)
 
 
 def test_slices_change_nothing(vae, monkeypatch):
@@ -241,8 +241,8 @@ def test_each_channel_has_a_mean_and_a_deviation_where_the_configuration_has_the
     x = actual.space.mean(actual.encode(random_images()))
     columns = [torch.tensor(values)[:, None, None] for values in (mean, std)]
     torch.testing.assert_close(x, (z - columns[0]) * 0.5 / columns[1])  # as pipelines of diffusers do it
-    torch.testing.assert_close(actual.space.unscaled(x), z)
-    assert (actual.decode(x).int() - plain.decode(plain.space.scaled(z)).int()).abs().max() <= 1
+    torch.testing.assert_close(actual.space.denormalise(x), z)
+    assert (actual.decode(x).int() - plain.decode(plain.space.normalise(z)).int()).abs().max() <= 1
     assert actual.space.scales.tolist() == [0.5, 0.25, 1.0, 0.125]
     with pytest.raises(UserError, match="channel_mean"):
         replace(plain.space, scale=0.5).check_same(actual.space, "one", "two")

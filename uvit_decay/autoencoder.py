@@ -5,8 +5,8 @@ Networks take x of about unit variance, autoencoders take z:
     x = (z - shift) * scale                        one scaling factor for all channels (Stable Diffusion)
     x = (z - channel_mean) * scale / channel_std   latents_mean and latents_std of a configuration (Playground v2.5)
 
-diffusers' encode and decode never apply these numbers of their configuration: only `LatentSpace` applies them, in both
-directions.
+The methods `encode` and `decode` of diffusers never apply these numbers, which are in the autoencoder's configuration:
+only `LatentSpace` applies them, in both directions.
 b = batch, c = latent channels, h and w = latent cells, H and W = pixels.
 """
 
@@ -31,26 +31,27 @@ from uvit_decay.runtime.tensor_files import digest
 SLICE_PIXELS = 8 * 256**2  # decoded in one slice: about 5 GB for Stable Diffusion's decoder in float32
 NO_VARIANCE = -30.0  # log-variance for encoders without one: the lower bound to which AutoencoderKL clamps
 
-PER_CHANNEL = ("channel_mean", "channel_std")  # fields of a LatentSpace that most have not
+PER_CHANNEL = ("channel_mean", "channel_std")  # fields that are None in most latent spaces
 NORMALISATION = ("scale", "shift", *PER_CHANNEL)
-SAME = (*NORMALISATION, "channels", "factor", "sha256")  # what networks for one latent space depend on
+SAME = (*NORMALISATION, "channels", "factor", "sha256")  # fields that a network for a latent space depends on
 CONFIG = "config.json"  # of an autoencoder
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
-LEAST_SIDE = 64  # pixels of the image that is encoded as a trial
+LEAST_SIDE = 64  # pixels of the trial image
+FLOATING = frozenset({"F16", "BF16", "F32", "F64"})  # dtypes of safetensors
 
 
 @dataclass(frozen=True)
 class LatentSpace:
-    """The autoencoder's identity and the normalisation of its latents z to x, see above.
+    """Identity of an autoencoder, and the normalisation of its latents z to x (see the module).
 
     Args:
         vae: hub id or absolute folder of the autoencoder.
-        sha256: fingerprint of its weights; empty if they are not known.
+        sha256: fingerprint of its weights; empty if it is not known.
         scale: its scaling factor.
         shift: its shift factor.
         channels: c.
         factor: pixels per latent cell, along each side.
-        rgb: c + 1 rows (the last one is the constant) of 3 numbers: a linear map from x to RGB in [-1, 1].
+        rgb: c + 1 rows of 3 numbers, the last row is the constant: a linear map from x to RGB in [-1, 1].
         channel_mean: mean of each of the c channels of z; None if `shift` applies to all.
         channel_std: standard deviation of each of the c channels of z; None for 1.
     """
@@ -66,39 +67,54 @@ class LatentSpace:
     channel_std: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
-        if not (0 < self.scale < math.inf and math.isfinite(self.shift) and min(self.channels, self.factor) >= 1):
-            raise UserError(f"a latent space has positive scale, channels and factor and a finite shift, got {self}")
-        rows = [] if self.rgb is None else [len(row) for row in self.rgb]
-        if self.rgb is not None and (len(rows) != self.channels + 1 or {*rows} != {3}):
-            raise UserError(f"the map to RGB of {self.channels} latent channels has {self.channels + 1} rows of 3")
+        positive = 0 < self.scale < math.inf and min(self.channels, self.factor) >= 1
+        if not positive or not math.isfinite(self.shift):
+            raise UserError(f"{self}: scale, channels and factor must be positive, and shift must be finite")
+        self._check_rgb()
         for name in PER_CHANNEL:
             self._check_per_channel(name)
         if self.channel_mean is not None and self.shift != 0.0:
-            raise UserError(f"a latent space has a shift or a mean for each channel, got both: {self}")
+            raise UserError(f"{self}: has both shift and channel_mean; only one of them may be set")
+
+    def _check_rgb(self) -> None:
+        """Raise a UserError unless the map to RGB is None or has c + 1 rows of 3 numbers."""
+        if self.rgb is None:
+            return
+        lengths = {len(row) for row in self.rgb}
+        rows = self.channels + 1
+        if len(self.rgb) != rows or lengths != {3}:
+            raise UserError(f"{self.vae}: rgb of {self.channels} latent channels must have {rows} rows of 3 numbers")
 
     def _check_per_channel(self, name: str) -> None:
-        """Raise a UserError unless a field has c finite numbers, positive for `channel_std`, or is None."""
+        """Raise a UserError unless a field is None or has c finite numbers, positive for `channel_std`."""
         values = getattr(self, name)
         if values is None:
             return
         object.__setattr__(self, name, tuple(values))  # JSON has lists, which are not equal to tuples
-        fits = len(values) == self.channels and all(math.isfinite(value) for value in values)
-        if not fits or (name == "channel_std" and min(values) <= 0):
-            raise UserError(f"{self.vae}: {name} must have {self.channels} finite numbers, one a channel, got {values}")
+        fits = len(values) == self.channels and all(map(math.isfinite, values))
+        kind = "finite"
+        if name == "channel_std":
+            fits = fits and min(values) > 0
+            kind = "positive finite"
+        if not fits:
+            numbers = f"{self.channels} {kind} numbers, one per channel"
+            raise UserError(f"{self.vae}: {name} must have {numbers}, got {values}")
 
     @property
     def scales(self) -> Tensor:
         """Factor of each channel from z to x, float64 (c,)."""
-        std = (1.0,) * self.channels if self.channel_std is None else self.channel_std
+        std = self.channel_std
+        if std is None:
+            std = (1.0,) * self.channels
         return self.scale / torch.tensor(std, dtype=torch.float64)
 
-    def scaled(self, z: Tensor) -> Tensor:
-        """Return x (b, c, h, w) of z."""
+    def normalise(self, z: Tensor) -> Tensor:
+        """Return x (b, c, h, w) for z."""
         mean, std = self._per_channel(z)
         return (z - mean) * self.scale / std
 
-    def unscaled(self, x: Tensor) -> Tensor:
-        """Return z (b, c, h, w) of x."""
+    def denormalise(self, x: Tensor) -> Tensor:
+        """Return z (b, c, h, w) for x."""
         mean, std = self._per_channel(x)
         return x / self.scale * std + mean
 
@@ -113,8 +129,9 @@ class LatentSpace:
         return mean, std
 
     def mean(self, moments: Tensor) -> Tensor:
-        """Return the normalised posterior mean: float32 (b, c, h, w) of moments (b, 2c, h, w)."""
-        return self.scaled(moments[:, : self.channels].float())
+        """Return the normalised posterior mean, float32 (b, c, h, w), for moments (b, 2c, h, w)."""
+        mean = moments[:, : self.channels].float()
+        return self.normalise(mean)
 
     def sample(self, moments: Tensor, noise: Tensor) -> Tensor:
         """Return a normalised sample of the posterior N(mean, exp(log-variance)), float32 (b, c, h, w).
@@ -122,28 +139,40 @@ class LatentSpace:
         `moments` (b, 2c, h, w) are mean and log-variance, `noise` is float32 (b, c, h, w), standard normal.
         """
         mean, log_variance = moments.float().chunk(2, dim=1)
-        return self.scaled(torch.addcmul(mean, torch.exp(0.5 * log_variance), noise))
+        deviation = torch.exp(0.5 * log_variance)
+        return self.normalise(torch.addcmul(mean, deviation, noise))
 
     def preview(self, x: Tensor) -> Tensor:
-        """Return rough images without decoding: uint8 (b, 3, h, w), one pixel per latent cell, of x (b, c, h, w)."""
+        """Return rough images without decoding: uint8 (b, 3, h, w), one pixel per latent cell, for x (b, c, h, w)."""
         if self.rgb is None:
-            raise UserError(f"the latents of {self.vae} have no linear map to RGB: encode images to fit one")
+            raise UserError(f"{self.vae}: its latents have no linear map to RGB; encode images to fit one")
         weights = torch.tensor(self.rgb, device=x.device)
         rgb = torch.einsum("bchw,cr->brhw", x.float(), weights[:-1]) + weights[-1][:, None, None]
         return to_uint8(rgb)
 
     def check_same(self, other: LatentSpace, ours: str, theirs: str, keys: Sequence[str] = SAME) -> None:
-        """Raise a UserError with both values if a network for one latent space cannot work on the other."""
+        """Raise a UserError with both values if a network for one latent space cannot work on the other.
+
+        Args:
+            other: the other latent space.
+            ours: owner of this latent space in the message, such as "the checkpoint".
+            theirs: owner of the other one.
+            keys: fields that must be equal; an empty string is equal to all values.
+        """
         for key in keys:
             mine, yours = getattr(self, key), getattr(other, key)
             if mine != yours and "" not in (mine, yours):
-                raise UserError(f"{ours} has latents with {key} {mine} ({self.vae}), {theirs} {yours} ({other.vae})")
+                raise UserError(
+                    f"{ours} and {theirs} have different latents: {key} {mine} ({self.vae}) and {yours} ({other.vae}); "
+                    "use one autoencoder for both"
+                )
 
 
 class Autoencoder:
-    """An autoencoder of diffusers from the hub or from a folder; frozen.
+    """A frozen autoencoder of diffusers, from the hub or from a folder.
 
-    Any class of diffusers that encodes and decodes images (b, 3, H, W): AutoencoderKL, AutoencoderDC, AutoencoderTiny.
+    It may have any class of diffusers that encodes and decodes images (b, 3, H, W), such as AutoencoderKL,
+    AutoencoderDC and AutoencoderTiny.
 
     Args:
         vae: hub id, or folder written by `save_pretrained`.
@@ -151,15 +180,16 @@ class Autoencoder:
         dtype: float32 or bfloat16; float16 overflows in Stable Diffusion's decoder.
 
     Raises:
-        UserError: it does not exist and cannot be fetched, is incomplete, is another kind of model, or cannot encode
-            and decode an image.
+        UserError: the autoencoder is not found, is incomplete, is another kind of model, or cannot encode and decode
+            an image.
     """
 
     def __init__(self, vae: str, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> None:
         net = _load(vae)
         self.is_tiny = type(net).__name__ == "AutoencoderTiny"
-        channels, factor = _tried(net.eval(), vae)
-        name = str(Path(vae).resolve()) if Path(vae).is_dir() else vae
+        channels, factor = _try(net.eval(), vae)
+        folder = Path(vae)
+        name = str(folder.resolve()) if folder.is_dir() else vae
         with explained(f"the configuration of the autoencoder {vae}", KeyError, TypeError, ValueError):
             normalisation = _normalisation(net.config, self.is_tiny)
             self.space = LatentSpace(name, digest(net.state_dict()), channels=channels, factor=factor, **normalisation)
@@ -170,7 +200,7 @@ class Autoencoder:
         self.net = net.eval().requires_grad_(False)
 
     def on(self, device: torch.device | str) -> Autoencoder:
-        """Return a copy on `device`; its memory is freed with the last reference to the copy."""
+        """Return a copy on `device`; its memory is freed with the last reference to it."""
         other = copy(self)
         other.net = nn.Module.to(deepcopy(self.net), device)
         return other
@@ -184,95 +214,113 @@ class Autoencoder:
     @torch.no_grad()
     def decode(self, x: Tensor) -> Tensor:
         """Decode normalised latents x (b, c, h, w) to uint8 images (b, 3, H, W), in slices that fit into memory."""
-        images = decoded(self.net, self.space, x.to(self.net.device), self.dtype)
-        return torch.cat([to_uint8(image) for image in images])
+        slices = decode_slices(self.net, self.space, x.to(self.net.device), self.dtype)
+        return torch.cat([to_uint8(images) for images in slices])
 
 
-def decoded(net: nn.Module, space: LatentSpace, x: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
+def decode_slices(net: nn.Module, space: LatentSpace, x: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
     """Yield the images of normalised latents x (b, c, h, w), in slices that fit into memory.
 
     Args:
-        net: diffusers' autoencoder, on the device of x.
+        net: autoencoder of diffusers, on the device of x.
         space: its latent space.
         x: states of a network.
-        dtype: of the weights of the autoencoder.
+        dtype: dtype of the autoencoder's weights.
 
     Returns:
         images (slice, 3, H, W) of about [-1, 1], in `dtype`.
     """
     pixels = x.shape[-1] * x.shape[-2] * space.factor**2
-    for z in space.unscaled(x).to(dtype).split(max(1, SLICE_PIXELS // pixels)):
-        yield net.decode(z).sample
+    count = max(1, SLICE_PIXELS // pixels)
+    z = space.denormalise(x).to(dtype)
+    for part in z.split(count):
+        yield net.decode(part).sample
 
 
 def decoder(space: LatentSpace | None, vae: str | None, device: torch.device | str) -> Autoencoder | None:
-    """Return the autoencoder of these latents: the one that encoded them, or `vae` if it is given; None for pixels.
+    """Return the autoencoder that decodes the latents of a checkpoint.
+
+    Args:
+        space: latent space of the checkpoint; None for pixels.
+        vae: another autoencoder of this latent space; None for the autoencoder that encoded the latents.
+        device: device of the weights.
+
+    Returns:
+        the autoencoder; None for pixels.
 
     Raises:
-        UserError: `vae` has another latent space, the weights of the encoder have changed, or it is given for pixels.
+        UserError: `vae` has another latent space or is given for pixels, or the encoder's weights have changed.
     """
     if space is None:
         if vae is not None:
-            raise UserError("--vae: the network of this checkpoint is one of pixels, leave it out")
+            raise UserError(f"--vae {vae}: the network of this checkpoint works on pixels; leave out --vae")
         return None
     autoencoder = Autoencoder(vae or space.vae, device)
     if vae is None and space.sha256 not in ("", autoencoder.space.sha256):
-        raise UserError(f"the weights of {space.vae} are not those of the latents: --vae {space.vae} uses them")
-    # AutoencoderTiny decodes x itself, whatever the scale of the AutoencoderKL that it imitates.
-    keys = ("channels", "factor") if autoencoder.is_tiny else ("channels", "factor", *NORMALISATION)
+        raise UserError(
+            f"{space.vae}: its weights have changed since the latents were encoded; to use them, add --vae {space.vae}"
+        )
+    keys: tuple[str, ...] = ("channels", "factor")
+    if not autoencoder.is_tiny:  # AutoencoderTiny decodes x itself, whatever the scale of the imitated AutoencoderKL
+        keys += NORMALISATION
     space.check_same(autoencoder.space, "the checkpoint", "--vae" if vae else "its autoencoder now", keys)
     return autoencoder
 
 
 def _moments(encoded: Mapping[str, Any]) -> Tensor:
-    """Return float32 moments (b, 2c, h, w) of what `encode` of an autoencoder of diffusers returns."""
+    """Return float32 moments (b, 2c, h, w) from the output of `encode` of an autoencoder of diffusers."""
     posterior = encoded.get("latent_dist")
     if posterior is not None:
         return torch.cat([posterior.mean.float(), posterior.logvar.float()], dim=1)
-    found = encoded.get("latent", encoded.get("latents"))  # of AutoencoderDC and AutoencoderTiny, without variance
-    mean = found.float()
+    latents = encoded.get("latent", encoded.get("latents"))  # AutoencoderDC, AutoencoderTiny: no variance
+    mean = latents.float()
     return torch.cat([mean, torch.full_like(mean, NO_VARIANCE)], dim=1)
 
 
 @torch.no_grad()
-def _tried(net: nn.Module, vae: str) -> tuple[int, int]:
-    """Return latent channels and pixels per latent cell of an autoencoder, which encodes and decodes an image."""
+def _try(net: nn.Module, vae: str) -> tuple[int, int]:
+    """Encode and decode an image; return the number of latent channels, and the pixels per latent cell."""
     hint = "it must encode and decode images of shape (1, 3, height, width)"
-    # Any error is explained: a configuration can describe a network that no forward pass fits.
+    # Any error is explained: a configuration can describe a network without a valid forward pass.
     with explained(f"the autoencoder {vae} does not work", Exception, hint=hint):
         widths = net.config.get("block_out_channels") or net.config.get("encoder_block_out_channels") or ()
-        side = max(LEAST_SIDE, 2 ** len(widths))  # at least two cells, each level but the last halves the sides
+        side = max(LEAST_SIDE, 2 ** len(widths))  # at least two cells, because each level but the last halves the sides
         image = torch.zeros(1, 3, side, side, dtype=net.dtype)
         moments = _moments(net.encode(image)).to(net.dtype)
-        channels, cells = moments.shape[1] // 2, moments.shape[2]
+        channels = moments.shape[1] // 2
+        cells = moments.shape[2]
         if moments.shape != (1, 2 * channels, cells, cells) or cells < 1 or side % cells:
-            raise ValueError(f"an image of {side} pixels becomes moments of shape {tuple(moments.shape)}")
+            raise ValueError(f"it encodes an image of {side} pixels to moments of shape {tuple(moments.shape)}")
         shape = net.decode(moments[:, :channels]).sample.shape
         if shape != image.shape:
-            raise ValueError(f"an image of {side} pixels comes back in shape {tuple(shape)}")
+            raise ValueError(f"it decodes the latents of an image of {side} pixels to shape {tuple(shape)}")
     return channels, side // cells
 
 
 def _normalisation(config: Mapping[str, Any], is_tiny: bool) -> dict[str, Any]:
-    """Return the numbers of a configuration that normalise latents, as fields of a `LatentSpace`."""
-    found = {"channel_mean": config.get("latents_mean"), "channel_std": config.get("latents_std")}
-    found = {name: tuple(map(float, values)) for name, values in found.items() if values}
-    shift = 0.0 if is_tiny or "channel_mean" in found else float(config.get("shift_factor") or 0.0)
-    scale = config.get("scaling_factor") or 1.0 if found else config["scaling_factor"]
-    return {"scale": float(scale), "shift": shift, **found}
+    """Return the normalisation in a configuration, as fields of a `LatentSpace`."""
+    fields: dict[str, Any] = {}
+    for name, key in (("channel_mean", "latents_mean"), ("channel_std", "latents_std")):
+        if config.get(key):
+            fields[name] = tuple(map(float, config[key]))
+    scale = config.get("scaling_factor") or 1.0 if fields else config["scaling_factor"]
+    shift = 0.0
+    if not is_tiny and "channel_mean" not in fields:
+        shift = float(config.get("shift_factor") or 0.0)
+    return {"scale": float(scale), "shift": shift, **fields}
 
 
 def _check_exists(vae: str) -> None:
     """Raise an error unless this is a folder, or an autoencoder of the hub that is in the cache or can be reached.
 
-    One request is made: diffusers' own loading repeats it for half a minute where there is no network.
+    It makes one request; without a network, the loading of diffusers would repeat it for half a minute.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 
     if Path(vae).exists():
         return
     if not HUB_ID.fullmatch(vae):
-        raise UserError(f"the autoencoder {vae} cannot be loaded: there is no such folder; name one with --vae")
+        raise UserError(f"the autoencoder {vae} cannot be loaded: no such folder; give a folder or a hub id with --vae")
     if not isinstance(try_to_load_from_cache(vae, CONFIG), str):
         get_hf_file_metadata(hf_hub_url(vae, CONFIG))
 
@@ -281,30 +329,38 @@ def _load(vae: str) -> nn.Module:
     """Load an autoencoder of diffusers; raise a UserError if it is missing, incomplete or not supported."""
     import diffusers
 
-    hint = "name a folder of diffusers' with --vae, or fetch it where there is a network"
+    hint = "give a folder of diffusers with --vae, or download it while there is a network"
     # Any error is explained: a damaged configuration can make diffusers raise anything.
     with explained(f"the autoencoder {vae} cannot be loaded", Exception, hint=hint):
         _check_exists(vae)
         config = diffusers.AutoencoderKL.load_config(vae)
-        kind = getattr(diffusers, str(config.get("_class_name")), None)
+        name = config.get("_class_name")
+        kind = getattr(diffusers, str(name), None)
         if not _is_autoencoder(kind):
             known = "AutoencoderKL, AutoencoderDC and AutoencoderTiny"
-            raise UserError(f"{vae} is a {config.get('_class_name')}, not an autoencoder of diffusers such as {known}")
+            raise UserError(f"{vae}: {name} is not an autoencoder of diffusers; supported are {known}, for example")
         net, info = kind.from_pretrained(vae, output_loading_info=True)
     missing = [*info["missing_keys"], *info["mismatched_keys"]]
     if missing:
         raise UserError(f"the autoencoder {vae} lacks {len(missing)} of its weights, the first is {missing[0]}")
-    for file in Path(vae).glob("*.safetensors"):  # diffusers casts what is quantised, without its scale
-        with safe_open(file, "pt") as stored:
-            kinds = {stored.get_slice(name).get_dtype() for name in stored.keys()} - {"F16", "BF16", "F32", "F64"}  # noqa: SIM118
-        if kinds:
-            raise UserError(f"{file} has weights of the type {min(kinds)}: they must be floating-point")
+    for file in Path(vae).glob("*.safetensors"):
+        _check_floating(file)
     return net
+
+
+def _check_floating(file: Path) -> None:
+    """Raise a UserError for quantised weights, which diffusers would cast without their scale."""
+    with safe_open(file, "pt") as stored:
+        dtypes = {stored.get_slice(name).get_dtype() for name in stored.keys()}  # noqa: SIM118
+    others = dtypes - FLOATING
+    if others:
+        raise UserError(f"{file} has weights of the type {min(others)}; give floating-point weights")
 
 
 def _is_autoencoder(kind: Any) -> bool:
     """Return whether this is a model class of diffusers that encodes and decodes."""
     import diffusers
 
-    is_model = isinstance(kind, type) and issubclass(kind, diffusers.ModelMixin)
-    return is_model and all(callable(getattr(kind, name, None)) for name in ("encode", "decode"))
+    if not isinstance(kind, type) or not issubclass(kind, diffusers.ModelMixin):
+        return False
+    return callable(getattr(kind, "encode", None)) and callable(getattr(kind, "decode", None))

@@ -1,4 +1,4 @@
-"""The guide of autoguidance: a worse network of the same images and labels, loaded from a checkpoint of its own."""
+"""The guide of autoguidance: a worse network for the same images and labels, loaded from its own checkpoint."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Guide:
         """Load the guide that the options name for the network in `ckpt`; return None if they name no guide.
 
         Raises:
-            UserError: the file or the step does not exist, cannot be read, or makes no images.
+            UserError: the file or the step does not exist or cannot be read, or the network does not generate images.
         """
         path = options.guide_file(ckpt)
         if path is None:
@@ -51,8 +51,8 @@ class Guide:
         for number, (our_name, their_name) in enumerate(pairs):
             if our_name != their_name:
                 raise UserError(
-                    f"class {number} of the guide {self.file} is {our_name}, of --ckpt {their_name}: "
-                    "name a guide that was trained with the same classes"
+                    f"class {number} is {our_name} in the guide {self.file} and {their_name} in --ckpt; "
+                    "give a guide that was trained with the same classes"
                 )
         if guided.latents is not None:
             guided.latents.check_same(ours.latents, "--ckpt", f"the guide {self.file}")
@@ -61,7 +61,7 @@ class Guide:
         """Return a short name for keys and files, such as `guide-last-step500`.
 
         Args:
-            weights: weights of the guided network, ema or raw; the name says if those of the guide are others.
+            weights: weights of the guided network, ema or raw; the name contains the guide's weights if they differ.
         """
         card = self.checkpoint.card
         other = "" if card.weights == weights else f"-{card.weights}"

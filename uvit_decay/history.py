@@ -75,8 +75,8 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
         for row in csv.DictReader(whole_lines.splitlines()):
             if None in row:
                 raise ValueError(f"the row of step {row['step']} has more cells than the header")
-            logged = {name: value for name, value in row.items() if value and name != "step"}
-            yield int(row["step"]), logged
+            step = int(row.pop("step"))
+            yield step, {name: value for name, value in row.items() if value}
 
 
 def _parse_measurement(line: str, where: str) -> Measurement:
@@ -94,8 +94,9 @@ def append(path: Path, measurement: Measurement) -> None:
 
     Measurements of this step or later are dropped: the run was continued from an earlier step.
     """
-    kept = [earlier for earlier in read(path) if earlier.step < measurement.step]
-    _write(path, [*kept, measurement])
+    history = [earlier for earlier in read(path) if earlier.step < measurement.step]
+    history.append(measurement)
+    _write(path, history)
 
 
 def copy_until(step: int, source: Path, target: Path) -> None:
@@ -111,7 +112,7 @@ def _write(path: Path, measurements: list[Measurement]) -> None:
             entry = asdict(measurement)
             for name, value in measurement.values.items():
                 if not math.isfinite(value):
-                    entry["values"][name] = None  # JSON has neither NaN nor infinity
+                    entry["values"][name] = None  # JSON has no NaN or infinity
             file.write(f"{json.dumps(entry)}\n".encode())
 
 

@@ -27,9 +27,9 @@ class LoadingOptions:
     """Loading of a checkpoint.
 
     Args:
-        weights: ema or raw; default: EMA where the checkpoint has them.
+        weights: ema or raw; default: EMA if the checkpoint has EMA weights.
         device: cpu, cuda, cuda:1, mps; default: the GPU if there is one.
-        trust: module or class from elsewhere to import and allow, as docs/extending.md shows; may be given again.
+        trust: other module or class to import and allow, see docs/extending.md; may be given several times.
     """
 
     weights: Weights | None = None
@@ -42,29 +42,30 @@ class SamplingOptions(LoadingOptions):
     """Sampling from a checkpoint.
 
     Args:
-        sampling_protocol: sit, uvit or dit: sampler, steps, guidance and labels as a paper samples for its FID, see
-            docs/sampling.md; names of results contain it, and what other options change of it.
-        classes: comma-separated numbers or names of classes, ImageNet's in words, too (tench); default: all, the first
-            10 in a grid.
-        labels: classes in turn, or drawn at random, a function of seed and number of the image; default: balanced in a
-            grid and while training, random with the papers' samplers, as for their FID, else balanced.
+        sampling_protocol: sit, uvit or dit: sampler, steps, guidance and labels with which a paper samples for its FID,
+            see docs/sampling.md; names of results contain it, and the changes by other options.
+        classes: comma-separated class numbers or names, for ImageNet also words (tench); default: all, in a grid the
+            first 10.
+        labels: take classes in turn (balanced), or draw them at random from the seed and the number of the image;
+            default: balanced in grids and while training, random with the papers' samplers, as for their FID,
+            otherwise balanced.
         guidance: scale w of uncond + w (cond - uncond), or with a guide of bad + w (good - bad); 1 is none.
         guide: checkpoint of a worse network of the same images and classes, which guides instead of the null label
             (autoguidance); needs --guidance.
-        guide_step: the guide is the checkpoint step_N.ckpt beside --ckpt, an earlier one of the same run.
+        guide_step: use the checkpoint step_N.ckpt beside --ckpt, from an earlier step of the same run, as the guide.
         guidance_interval: two times LOW,HIGH between which to guide, 0 is data and 1 is noise; default: all.
-        guidance_channels: guide the first so many channels only; default: all.
+        guidance_channels: apply guidance to the first N channels only; default: all.
         sampler: dpm++, ddim, ddpm, euler-maruyama, euler, heun, dopri5; as the papers sample: uvit-dpm, uvit-dpm++,
             uvit-em, sit-ode, sit-sde, sit-sde-heun, dit-ddpm (DiT's networks only); or one that a module of --trust
             registers.
-        clip: clamp the denoised image to [-1, 1] at every step; default: the checkpoint's, else pixels are clipped, but
-            not by the papers' samplers.
-        steps: default: the checkpoint's, or another sampler's own.
-        seed: of the noise and of random labels.
-        batch_size: images at a time; changes no image.
+        clip: clamp the denoised image to [-1, 1] at every step; default: the checkpoint's setting, otherwise pixels are
+            clipped, except with the papers' samplers.
+        steps: number of sampling steps; default: the checkpoint's, or the default of another sampler.
+        seed: seed of the noise and of random labels.
+        batch_size: number of images per batch; does not change the images.
         vae: autoencoder that decodes latents, hub id or folder; default: the checkpoint's.
-        precision: of the network; part of names and reports unless float32; default: tf32 on CUDA GPUs, float32
-            elsewhere.
+        precision: precision of the network; names and reports contain it unless it is float32; default: tf32 on CUDA
+            GPUs, otherwise float32.
     """
 
     sampling_protocol: Annotated[str | None, Advanced] = None
@@ -88,18 +89,18 @@ class SamplingOptions(LoadingOptions):
         self._check_guide()
 
     def _check_guide(self) -> None:
-        """Raise a UserError for options that autoguidance lacks, or does not go with."""
+        """Raise a UserError if autoguidance lacks an option, or is combined with an option that excludes it."""
         if self.guide is None and self.guide_step is None:
             return
-        flag = "--guide-step" if self.guide is None else "--guide"
         if self.guide is not None and self.guide_step is not None:
-            raise UserError("--guide and --guide-step both name a guide: give one of them")
+            raise UserError("--guide and --guide-step both select a guide; give only one of them")
+        flag = "--guide-step" if self.guide is None else "--guide"
         if self.guidance is None:
-            raise UserError(f"{flag} needs a scale, since the checkpoint's is for the null label: set --guidance")
+            raise UserError(f"{flag} needs a scale: the checkpoint's scale is for the null label; set --guidance")
         if self.guidance_channels is not None:
-            raise UserError(f"--guidance-channels is for guidance by the null label: leave it out with {flag}")
+            raise UserError(f"{flag} cannot be combined with --guidance-channels, which is for the null label")
         if self.sampling_protocol is not None:
-            raise UserError(f"--sampling-protocol {self.sampling_protocol} has no guide: leave it out with {flag}")
+            raise UserError(f"{flag} cannot be combined with --sampling-protocol {self.sampling_protocol}")
 
     def guide_file(self, ckpt: Path) -> Path | None:
         """Return the checkpoint that guides the network in `ckpt`; None without a guide.
@@ -108,35 +109,48 @@ class SamplingOptions(LoadingOptions):
             UserError: the file, or the checkpoint of this step, does not exist.
         """
         if self.guide is not None:
-            found = self.guide if self.guide.exists() else or_bundled(self.guide)
-            if not found.exists():
-                raise UserError(f"--guide {self.guide} does not exist: give a .ckpt or .safetensors file")
-            return found
+            return self._find_guide(self.guide)
         if self.guide_step is None:
             return None
         path = ckpt.parent / f"step_{self.guide_step:08d}.ckpt"
         if not path.exists():
             kept = sorted(other.name for other in ckpt.parent.glob("step_*.ckpt"))
-            there = ", ".join(kept) or "no step, since keep_every_n_steps of its LastCheckpoint was 0"
+            there = ", ".join(kept) or "no step, because keep_every_n_steps of its LastCheckpoint was 0"
             raise UserError(f"--guide-step {self.guide_step}: {path} does not exist; the run kept {there}")
+        return path
+
+    def _find_guide(self, guide: Path) -> Path:
+        """Return this file or, if it does not exist, the bundled checkpoint of this name."""
+        path = guide if guide.exists() else or_bundled(guide)
+        if not path.exists():
+            raise UserError(f"--guide {guide}: no such file; give a .ckpt or .safetensors file")
         return path
 
     def files(self, ckpt: Path) -> list[Path]:
         """Return the files that sampling from `ckpt` reads: the checkpoint and, if there is one, the guide."""
+        files = [ckpt]
         guide = self.guide_file(ckpt)
-        return [ckpt] if guide is None else [ckpt, guide]
+        if guide is not None:
+            files.append(guide)
+        return files
 
     def chosen_classes(self, names: Sequence[str]) -> list[int]:
-        """Return the numbers of the classes to sample, of these names, by default all; empty if there are none.
+        """Return the numbers of the classes to sample, by default all.
+
+        Args:
+            names: names of the checkpoint's classes; empty for an unconditional network.
 
         Raises:
-            UserError: a class that does not exist, or classes or labels for an unconditional network.
+            UserError: a class does not exist, or the network is unconditional and classes or labels are set.
         """
         if not names and (self.classes or self.labels):
-            raise UserError(f"this checkpoint is unconditional: leave out --{'classes' if self.classes else 'labels'}")
-        return class_numbers(self.classes, names) if self.classes else list(range(len(names)))
+            flag = "--classes" if self.classes else "--labels"
+            raise UserError(f"{flag}: this checkpoint is unconditional; leave out {flag}")
+        if not self.classes:
+            return list(range(len(names)))
+        return class_numbers(self.classes, names)
 
     def changes(self) -> dict[str, Any]:
-        """Return the fields of `Sampling` that the options give."""
+        """Return the fields of `Sampling` that are set by options."""
         names = ("sampler", "steps", "guidance", "guidance_channels", "guidance_interval", "clip", "precision")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}

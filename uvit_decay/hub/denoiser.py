@@ -15,7 +15,7 @@ from diffusers.configuration_utils import register_to_config
 from PIL import Image
 from torch import Tensor, nn
 
-from uvit_decay.autoencoder import LatentSpace, decoded
+from uvit_decay.autoencoder import LatentSpace, decode_slices
 from uvit_decay.decay.table import NAMES
 from uvit_decay.diffusion.noise_path import GVP, VP, DDPMLinear, Linear, SDDiscrete
 from uvit_decay.diffusion.prediction import Prediction
@@ -122,7 +122,7 @@ class DecayedDenoiser(ModelMixin, ConfigMixin):
         images = states
         if self.space is not None:
             with computing(states.device, decoding_precision(sampling, states.device)):
-                images = torch.cat(list(decoded(vae, self.space, states, vae.dtype)))
+                images = torch.cat(list(decode_slices(vae, self.space, states, vae.dtype)))
         quantised = to_uint8(images)  # which refuses images that are not finite
         if output_type == "pil":
             return [to_pil(image) for image in quantised]
