@@ -1,12 +1,10 @@
 """LayerSync, the dispersive loss and REPA: their values and gradients, what they log, store and refuse."""
 
-import csv
 import math
 
 import pytest
 import torch
-import yaml
-from conftest import digits_config, tiny_net, tiny_task, tiny_trainer, train
+from conftest import tiny_net, tiny_task, tiny_trainer
 from small_mae import mae_task
 from torch import nn
 
@@ -149,42 +147,6 @@ def test_a_grid_of_tokens_is_resized():
     assert half.shape == (1, 4, 1)
     assert half.mean().item() == pytest.approx(grid.mean().item())
     assert resize_grid(grid, 16) is grid
-
-
-LOSSES = {
-    "layersync": ["LayerSync"],
-    "dispersive16": ["DispersiveLoss"],
-    "repa": ["REPA", "--model.auxiliary.hidden=8"],
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", LOSSES)
-def test_a_run_with_an_auxiliary_loss_logs_resumes_and_samples(name, teacher, tmp_path, monkeypatch):
-    kind, *more = LOSSES[name]
-    more += [f"--model.auxiliary.teacher={teacher}"] if kind == "REPA" else []
-    tiny = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.log_every_n_steps=1", "--data.batch_size=16"]
-    config = digits_config()
-    kept = ("EMA", "LastCheckpoint")  # no previews, metrics or probes
-    callbacks = config["trainer"]["callbacks"]
-    config["trainer"]["callbacks"] = [each for each in callbacks if each["class_path"].endswith(kept)]
-    (tmp_path / "small.yaml").write_text(yaml.safe_dump(config))
-    words = ["fit", "--config=small.yaml", *tiny, f"--model.auxiliary+={kind}", *more]
-
-    def run(folder, *options):
-        folder.mkdir(exist_ok=True)
-        (folder / "small.yaml").write_text((tmp_path / "small.yaml").read_text())
-        train(monkeypatch, folder, *words, *options)
-        run_folder = sorted(folder.glob("runs/digits/version_*"))[-1]
-        return torch.load(run_folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
-
-    whole = run(tmp_path / "whole", "--trainer.max_steps=4")
-    run(tmp_path / "parts", "--trainer.max_steps=2")
-    parts = run(tmp_path / "parts", "--trainer.max_steps=4", "--ckpt_path=auto")
-    assert whole.keys() == parts.keys()
-    assert all(torch.equal(whole[key], parts[key]) for key in whole)
-    rows = list(csv.DictReader((tmp_path / "whole/runs/digits/version_0/metrics.csv").open()))
-    assert all(math.isfinite(float(row[f"train/aux/{name}"])) for row in rows if row.get("train/loss"))
 
 
 def test_misfits_are_refused_before_training(teacher, tmp_path):
