@@ -13,7 +13,7 @@ from reference import linear
 from torch import nn
 
 from uvit_decay.nn import MAE, ViT
-from uvit_decay.nn.mae import unshuffled
+from uvit_decay.nn.mae import unshuffle
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.instantiate import Spec, build
 
@@ -85,14 +85,14 @@ def test_skip_layers_compute_their_formula(scale):
     state, y = torch.randn(2, 5, 16).double(), torch.randn(2, 17, 24).double()
     restore = torch.stack([torch.randperm(16) for _ in range(2)])
     if isinstance(scale, str) and scale.startswith("learned"):
-        tokens = unshuffled(state, layer.mask_token, restore)
+        tokens = unshuffle(state, layer.mask_token, restore)
         tokens = tokens * by_hand(net, 4, scale, 0, tokens)[0]
     else:
         # the source is block 4, the second of those that skips read
         c = {0.5: 0.5, "kappa": 0.5, "kappa:0.7": 0.7, "stream": p[4], "stream:0.8": products(4, 0.8)[4]}[scale]
-        tokens = unshuffled(c * state, layer.mask_token, restore)
+        tokens = unshuffle(c * state, layer.mask_token, restore)
     expected = y + layer.fc(torch.cat([tokens, y], dim=-1))
-    torch.testing.assert_close(net._merged_skip(0, state, y, restore), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(net._merge_skip(0, state, y, restore), expected, rtol=1e-12, atol=1e-12)
 
 
 @each_scale

@@ -14,7 +14,7 @@ from uvit_decay.checkpoint.convert import export_file
 from uvit_decay.checkpoint.io import KEY
 from uvit_decay.data import Digits
 from uvit_decay.nn import ResNet, ViT
-from uvit_decay.nn.embed import resized_positions
+from uvit_decay.nn.embed import resize_positions
 from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.runtime.tensor_files import save_tensors
 from uvit_decay.tasks import ClassifyTask
@@ -71,7 +71,7 @@ def test_positions_of_another_size_are_interpolated_as_published(mae, size):
     before = mae[1].pos_embed
     expected = resample_abs_pos_embed(before, [size // 2] * 2, num_prefix_tokens=1, antialias=False)
     torch.testing.assert_close(net.pos_embed.detach(), expected, rtol=0, atol=1e-6)
-    assert torch.equal(resized_positions(before, 1, 4), before)
+    assert torch.equal(resize_positions(before, 1, 4), before)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ class BranchTerms:
     """
 
     def __init__(self, net: DecayedNet) -> None:
-        self.net, self.blocks = net, net.decayed_blocks()
+        self.net, self.blocks = net, net.find_decayed_blocks()
         if not all(isinstance(block, Block | AdaLNBlock) for block in self.blocks.values()):
             raise UserError(f"a {type(net).__name__} has branches without norms: remove BranchNorms from the callbacks")
         if net.depth_attention is not None:

@@ -1,7 +1,7 @@
-"""Base class of the networks: the decay in the state_dict, the run of the blocks, the null label, folders.
+"""Base class of the networks: decay in the state_dict, execution of the blocks, null label, folders of the Hub.
 
-A folder, on disk or on the Hugging Face Hub, has config.json, the arguments of the constructor, and model.safetensors.
-It says nothing of a noise path or a prediction: `uvit-decay export` writes one that makes images by itself.
+A folder, on disk or on the Hugging Face Hub, contains model.safetensors and config.json, the constructor's arguments.
+It records neither a noise path nor a prediction. `uvit-decay export` writes a folder that can generate images.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from torch.utils.checkpoint import checkpoint
 from uvit_decay import decay
 from uvit_decay.nn.depth_attention import DepthReader, Sources
 from uvit_decay.nn.long_skips import LongSkips, SkipPlan, build_long_skips
+from uvit_decay.nn.recorded import check_recorded
 from uvit_decay.runtime.errors import UserError, check_numbers, check_whole, explained
 
 
 class DataLayers(NamedTuple):
-    """Names in the state_dict of what depends on the data, for networks that start from weights of other data.
+    """Names of the weights that depend on the data set, for fine-tuning on another one.
 
     Args:
         pixels: modules that read or write the channels of patches.
-        positions: embeddings of the positions [prefix tokens, patches]; fixed ones need no gradient.
-        labels: the table with a row for each class and then the null label; None for a network without labels.
-        label_bias: a bias to which the vector of the label is added; None if the label is a token.
+        positions: embeddings of the positions [prefix tokens, patches]; fixed embeddings need no gradient.
+        labels: label table, one row per class and then the null label; None for a network without labels.
+        label_bias: bias to which the label's embedding is added; None if the label is a token.
     """
 
     pixels: tuple[str, ...]
@@ -39,11 +40,11 @@ class DataLayers(NamedTuple):
 
 
 class ImageNetwork(Protocol):
-    """Network that tasks train and checkpoints rebuild, an nn.Module with these attributes.
+    """Network that tasks train and checkpoints rebuild: an nn.Module with these attributes.
 
-    A denoiser is called as net(x, t, y) with images x (b, c, h, w) of about [-1, 1], times t (b,) in [0, 1], of which 1
-    is noise, and labels y (b,) int64 or None for no label; it returns (b, c, h, w). A classifier net(x) returns logits.
-    With `uvit_decay.nn.intermediates.HasIntermediates` its features can be probed.
+    A denoiser net(x, t, y) takes images x (b, c, h, w) of about [-1, 1], times t (b,) in [0, 1] with t = 1 noise, and
+    labels y (b,) int64, or None for no label. It returns (b, c, h, w). A classifier net(x) returns logits. The features
+    of a network with `uvit_decay.nn.intermediates.HasIntermediates` can be probed.
     """
 
     image_size: int
@@ -56,41 +57,46 @@ class ImageNetwork(Protocol):
     """Number K of classes, whose labels are 0 to K - 1; 0 for a network without labels."""
 
     null_label: bool
-    """Whether it takes the label K, "no label", which label dropout trains and guidance needs."""
+    """Whether the network has the label K, "no label", which label dropout trains and guidance needs."""
 
     config: dict
-    """The arguments of its constructor as plain values, from which a checkpoint rebuilds it."""
+    """The constructor's arguments as plain values, from which a checkpoint rebuilds the network."""
 
 
 def check_attributes(net: nn.Module, what: str) -> None:
     """Raise a UserError that begins with `what` if the network lacks attributes of `ImageNetwork`."""
-    wanted = get_type_hints(ImageNetwork).items()
-    if missing := [name for name, kind in wanted if not isinstance(getattr(net, name, None), kind)]:
-        lacks = f"it has no {', '.join(missing)}: see docs/extending.md and uvit_decay.nn.base.ImageNetwork"
-        raise UserError(f"{what}, which is no network of images: {lacks}")
+    missing = []
+    for name, kind in get_type_hints(ImageNetwork).items():
+        if not isinstance(getattr(net, name, None), kind):
+            missing.append(name)
+    if missing:
+        raise UserError(
+            f"{what}, which is not an image network: it has no {', '.join(missing)}; "
+            "see docs/extending.md and uvit_decay.nn.base.ImageNetwork"
+        )
 
 
 @runtime_checkable
 class HasDataLayers(Protocol):
-    """Network that says which of its weights depend on the data; a label comes first among its prefix tokens."""
+    """Network that names the weights that depend on the data set; a label token is its first prefix token."""
 
     data_layers: DataLayers
 
 
 @runtime_checkable
 class Residual(Protocol):
-    """A block that names the last layers of its branches, in execution order."""
+    """Block that names the last layers of its branches, in execution order."""
 
     last_layers: tuple[str, ...]
 
 
 class Rows(NamedTuple):
-    """Some of the rows, or outputs, of the weight and the bias of a module.
+    """A range of the rows (outputs) of a linear layer's weight and bias.
 
     Args:
         module: name of the module.
-        part: which of the equal parts these rows are, from 0.
-        parts: number of equal parts; 1 stands for all rows.
+        part: index of the part, from 0.
+        parts: number of equal parts into which the rows are divided; 1 means all rows.
     """
 
     module: str
@@ -100,7 +106,7 @@ class Rows(NamedTuple):
 
 @runtime_checkable
 class HasGates(Protocol):
-    """A block whose branches end in products with gates: it names the rows that compute them, in execution order."""
+    """Block whose branches are multiplied by gates: it names the rows that compute the gates, in execution order."""
 
     gates: tuple[Rows, ...]
 
@@ -112,10 +118,10 @@ class DecayedNet(
     paper_url="https://arxiv.org/abs/2404.10947",
     tags=["decayed-identity-shortcuts"],
 ):
-    """A network whose residual branches stand on decayed shortcuts (abstract): 2 L of a transformer of L blocks.
+    """Network with decayed shortcuts (abstract); a transformer of L blocks has 2 L residual branches.
 
-    It has `from_pretrained`, `save_pretrained` and `push_to_hub` of huggingface_hub. Subclasses set `num_classes`,
-    `null_label`, `checkpointing`, `dim` and `config`, the arguments of their constructor, and call `record_shortcuts`.
+    `from_pretrained`, `save_pretrained` and `push_to_hub` are huggingface_hub's. Subclasses set `num_classes`,
+    `null_label`, `checkpointing`, `dim` and `config` (the constructor's arguments), and call `record_shortcuts`.
     """
 
     config: dict[str, Any]
@@ -125,75 +131,92 @@ class DecayedNet(
     null_label: bool
     checkpointing: bool
     dim: int
-    class_token = False  # whether the first token is one
+    class_token = False  # whether token 0 is a class token
     shortcuts: decay.Shortcuts
     long_skips: LongSkips | None  # factors of the long skips, None where they are plain
     merges: tuple[decay.Merge, ...]  # of long skips into the decayed stream
-    depth_attention: DepthReader | None  # in place of the shortcuts
+    depth_attention: DepthReader | None  # instead of the shortcuts
 
     def save_pretrained(self, save_directory: str | Path, *, config: Any = None, **options: Any) -> str | None:
-        """Write config.json, model.safetensors and README.md; the options are huggingface_hub's."""
+        """Write config.json, model.safetensors and README.md; other options are huggingface_hub's."""
         return super().save_pretrained(save_directory, config=config or self.config, **options)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> nn.Module:
-        """Return the network of a folder or a repository, in eval mode; arguments replace those that are stored.
+        """Return the network stored in a folder or a repository, in eval mode.
 
-        A missing or a superfluous weight, and alphas of another decay, are refused.
+        Arguments of the constructor among `options` replace the stored ones.
+
+        Raises:
+            UserError: the files cannot be read, a weight is missing or unexpected, or the alphas are of another decay.
         """
-        # Any error is explained: a damaged file may raise anything.
+        options["strict"] = True
+        # All exceptions are explained, because a damaged file may raise any of them.
         with explained(f"cannot load a {cls.__name__} from {pretrained_model_name_or_path}", Exception):
-            loaded = super().from_pretrained(pretrained_model_name_or_path, **{**options, "strict": True})
+            loaded = super().from_pretrained(pretrained_model_name_or_path, **options)
             return loaded.eval()  # huggingface_hub 0.34 leaves it in training mode
 
     def record_shortcuts(self, shortcuts: decay.Shortcuts) -> None:
-        """Register the weights of the branches in the state_dict, where loading checks them.
+        """Register the weights of the branches in the state_dict; loading compares them.
 
-        If the schedule is a function, `config` gets the numbers it returned, so that a checkpoint is read without it.
+        If the schedule is a function, the numbers that it returned are stored in `config`. A checkpoint can then be
+        read without the function.
         """
         self.shortcuts = shortcuts
-        self.long_skips, self.merges, self.depth_attention = None, (), None
+        self.long_skips = None
+        self.merges = ()
+        self.depth_attention = None
         if shortcuts.depth is not None:
             self.depth_attention = DepthReader(shortcuts.depth, len(shortcuts.alphas), self.dim)
         if not isinstance(self.config["schedule"], str):
-            self.config["schedule"] = [list(pair) for pair in zip(shortcuts.alphas, shortcuts.betas, strict=True)]
+            pairs = zip(shortcuts.alphas, shortcuts.betas, strict=True)
+            self.config["schedule"] = [list(pair) for pair in pairs]
         decay.register_weights(self, shortcuts, self.dim)
         self.register_load_state_dict_pre_hook(_check_weights)
 
     def record_long_skips(self, plan: SkipPlan) -> None:
-        """Build the factors of the long skips (`skip_scale`), which are part of the state_dict unless they are 1.
+        """Build the factors of the long skips (`skip_scale`); they are in the state_dict unless all are 1.
 
-        Call it after the weights are initialised: gates keep torch's initialisation, as in ScaleLong's code.
+        Call it after the weights are initialised, because gates keep torch's initialisation as in ScaleLong's code.
         """
         self.long_skips = build_long_skips(self.config, self.shortcuts, plan)
         self.merges = tuple(decay.Merge(2 * block, plan.boundary) for block in plan.merges)
 
     def branch_ends(self) -> list[str]:
         """Return the names of the last layers of the decayed branches, in execution order."""
-        return [f"{name}.{end}" for name, block in self.decayed_blocks().items() for end in block.last_layers]
+        ends = []
+        for name, block in self.find_decayed_blocks().items():
+            ends += [f"{name}.{layer}" for layer in block.last_layers]
+        return ends
 
     def branch_factors(self) -> list[Rows]:
         """Return the rows to which the output of each decayed branch is proportional, in execution order.
 
-        They are the gate of a branch that has one (adaLN-Zero), and otherwise its last layer. With `silence` they start
-        at 0, so that a branch begins to move with them.
+        If a branch has a gate (adaLN-Zero), they are the rows of the gate. Otherwise they are its last layer. A
+        silenced branch (`silence`) has 0 in these rows, so it starts to learn through them.
         """
-        found = []
-        for name, block in self.decayed_blocks().items():
-            rows = block.gates if isinstance(block, HasGates) else [Rows(end) for end in block.last_layers]
-            found += [part._replace(module=f"{name}.{part.module}") for part in rows]
-        return found
+        factors = []
+        for name, block in self.find_decayed_blocks().items():
+            rows = [Rows(layer) for layer in block.last_layers]
+            if isinstance(block, HasGates):
+                rows = block.gates
+            factors += [part._replace(module=f"{name}.{part.module}") for part in rows]
+        return factors
 
-    def decayed_blocks(self) -> dict[str, nn.Module]:
-        """Return the decayed blocks by name in execution order, in which networks register them."""
-        found = {name: block for name, block in self.named_modules() if isinstance(block, Residual)}
-        each = len(next(iter(found.values())).last_layers)
-        return dict(islice(found.items(), len(self.shortcuts.alphas) // each))  # an MAE's decoder comes last
+    def find_decayed_blocks(self) -> dict[str, nn.Module]:
+        """Return the decayed blocks by name in execution order, which is the order of registration."""
+        blocks = {}
+        for name, block in self.named_modules():
+            if isinstance(block, Residual):
+                blocks[name] = block
+        first = next(iter(blocks.values()))
+        count = len(self.shortcuts.alphas) // len(first.last_layers)
+        return dict(islice(blocks.items(), count))  # leaves out the decoder of an MAE, which comes last
 
     def silence(self, blocks: Sequence[nn.Module]) -> None:
-        """Zero the last layers of the branches of `blocks`, whose output then starts at 0.
+        """Zero the last layers of the branches of `blocks`, so that the outputs of the branches start at 0.
 
-        Branches whose betas start at 0 are silent already, and no gradient would reach either.
+        Betas that start at 0 (ReZero) silence the branches already. With both at 0 neither would get a gradient.
         """
         if any(self.shortcuts.betas):
             for block in blocks:
@@ -210,20 +233,28 @@ class DecayedNet(
     ) -> Iterator[Tensor]:
         """Yield `tokens`, then the state after each block.
 
-        The last `skips` blocks read the states after the first ones, last in, first out: a long skip at each height.
-        `keep` (2 L, b) multiplies the output of every branch, for stochastic depth. `time` (b, d) is the embedded time
-        for attention over depth, where the state after a block is what the next branch reads.
+        Args:
+            tokens: embedded tokens (b, n, d).
+            blocks: blocks in execution order.
+            skips: number of long skips. The last `skips` blocks read the states after the first ones, last in, first
+                out.
+            conditions: further inputs of every block.
+            keep: factors (2 L, b) of the outputs of all branches, for stochastic depth.
+            time: embedded time (b, d) for attention over depth, where the state after a block is the input of the next
+                branch.
         """
         yield tokens
         if self.depth_attention is not None:
             yield from self._run_across(tokens, blocks, skips, conditions, keep, time)
             return
+        first_reader = len(blocks) - skips
         unread: list[Tensor] = []
         for k, block in enumerate(blocks):
-            inputs = [*conditions, *self._weights(k, keep, is_compiled(block))]
-            skip = unread.pop() if k >= len(blocks) - skips else None
+            compiled = is_compiled(block)
+            skip = unread.pop() if k >= first_reader else None
+            inputs = [*conditions, *self._block_weights(k, keep, compiled)]
             if skip is not None and self.long_skips is not None:
-                inputs.append(self.long_skips(k - len(blocks) + skips, skip, is_compiled(block)))
+                inputs.append(self.long_skips(k - first_reader, skip, compiled))
             tokens = self.run_block(block, tokens, skip, *inputs)
             if k < skips:
                 unread.append(tokens)
@@ -240,16 +271,22 @@ class DecayedNet(
     ) -> Iterator[Tensor]:
         """Yield the state after each block with attention over depth, see `uvit_decay.nn.depth_attention`."""
         sources = Sources(self.depth_attention.kind, tokens, 2 * len(blocks))
-        state, unread = tokens, []
+        state = tokens
+        first_reader = len(blocks) - skips
+        unread: list[Tensor] = []
         for k, block in enumerate(blocks):
-            if k >= len(blocks) - skips:
-                j, skip = k - len(blocks) + skips, unread.pop()
-                merge = None if self.long_skips is None else self.long_skips(j, skip, is_compiled(block))
+            if k >= first_reader:
+                skip = unread.pop()
+                merge = None
+                if self.long_skips is not None:
+                    merge = self.long_skips(k - first_reader, skip, is_compiled(block))
                 sources.add_merge(self.run_block(block, state, skip, *conditions, merge=merge, part="merge"))
                 state = self.depth_attention(sources, time)
             for branch, part in ((2 * k, "attention"), (2 * k + 1, "mlp")):
                 output = self.run_block(block, state, None, *conditions, part=part)
-                sources.add_branch(output if keep is None else output * keep[branch, :, None, None])
+                if keep is not None:
+                    output = output * keep[branch, :, None, None]
+                sources.add_branch(output)
                 state = self.depth_attention(sources, time)
             if k < skips:
                 unread.append(state)
@@ -259,13 +296,17 @@ class DecayedNet(
         """Return the mixing matrix of attention over depth on a batch, see `decay.mixing_matrix`."""
         return self.depth_attention.measure(self, inputs, len(self.merges))
 
-    def _weights(self, k: int, keep: Tensor | None, as_tensors: bool) -> Iterator[Sequence[float | Tensor]]:
-        """Return alphas, betas and scales of block k; see `decay.branch_weights` for `as_tensors`."""
-        pair = [decay.branch_weights(self, self.shortcuts, i, as_tensors) for i in (2 * k, 2 * k + 1)]
+    def _block_weights(self, k: int, keep: Tensor | None, as_tensors: bool) -> Iterator[tuple[float | Tensor, ...]]:
+        """Yield alphas, betas and scales of block k, each (attention, MLP).
+
+        `as_tensors` is explained at `decay.branch_weights`.
+        """
+        attention = decay.branch_weights(self, self.shortcuts, 2 * k, as_tensors)
+        mlp = decay.branch_weights(self, self.shortcuts, 2 * k + 1, as_tensors)
         if keep is not None:
-            kept = keep[2 * k : 2 * k + 2, :, None, None]
-            pair = [branch._replace(beta=branch.beta * drawn) for branch, drawn in zip(pair, kept, strict=True)]
-        return zip(*pair, strict=True)
+            attention = attention._replace(beta=attention.beta * keep[2 * k, :, None, None])
+            mlp = mlp._replace(beta=mlp.beta * keep[2 * k + 1, :, None, None])
+        return zip(attention, mlp, strict=True)
 
     def run_block(self, block: nn.Module, *inputs: object, **options: object) -> Tensor:
         """Return block(*inputs, **options).
@@ -277,25 +318,31 @@ class DecayedNet(
         return block(*inputs, **options)
 
     def null_labels(self, count: int, device: torch.device) -> Tensor:
-        """Return the null label `count` times, (count,) int64; raise a UserError if the network has none."""
+        """Return the null label `count` times, (count,) int64; raise a UserError if the network has no null label."""
         if not self.null_label:
-            raise UserError("this network was trained without a null label: give it a class for each image")
+            raise UserError("this network was trained without a null label; give a class for each image")
         return torch.full((count,), self.num_classes, dtype=torch.int64, device=device)
+
+
+def collect_arguments(scope: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a constructor, given its `locals()` before it assigns other names."""
+    return {name: value for name, value in scope.items() if name not in ("self", "__class__")}
 
 
 def check_sizes(config: Mapping[str, Any]) -> None:
     """Raise a UserError if a size among the arguments of a network is out of range."""
-    names = ("image_size", "patch_size", "channels", "dim", "heads")
-    check_whole(1, 2**16, **{name: config[name] for name in names})
+    for name in ("image_size", "patch_size", "channels", "dim", "heads"):
+        check_whole(1, 2**16, **{name: config[name]})
     check_whole(1, 1000, depth=config["depth"])
     check_whole(0, 2**24, num_classes=config["num_classes"])
     check_numbers("(0, 1000]", mlp_ratio=config["mlp_ratio"])
 
 
 def is_compiled(block: nn.Module) -> bool:
-    """Return whether `block.compile()` was called, so that its call runs a graph, which all blocks alike share.
+    """Return whether `block.compile()` was called.
 
-    Numbers are constants of a graph: with an alpha of its own each block would be compiled separately.
+    Equal blocks then share a graph. Numbers are constants of a graph, so blocks whose alphas are numbers would be
+    compiled one by one. Compiled blocks get alphas as tensors.
     """
     return block._compiled_call_impl is not None
 
@@ -310,31 +357,22 @@ def init_linears(net: nn.Module, init_weight: Callable[[Tensor], Any]) -> None:
 
 
 def _check_weights(net: DecayedNet, state: dict[str, Tensor], prefix: str, *_: object) -> None:
-    """Raise a UserError for weights of another decay.
+    """Raise a UserError if the weights were trained with another decay (hook before a state_dict is loaded).
 
-    Official files hold no alphas; they load into a network of any decay.
+    Official files hold no alphas. They load into a network of any decay, whose own alphas are added to `state`.
     """
-    official = prefix + "alphas" not in state
-    if official and net.long_skips is not None and not net.long_skips.gates:
+    if prefix + "alphas" not in state:
+        _add_own_weights(net, state, prefix)
+        return
+    for name in net.shortcuts.recorded:
+        if name != net.shortcuts.learned:
+            stored = state.get(prefix + name, torch.empty(0))
+            check_recorded(name, stored, getattr(net.shortcuts, name))
+
+
+def _add_own_weights(net: DecayedNet, state: dict[str, Tensor], prefix: str) -> None:
+    """Add the weights of the network's own branches and long skips to an official state_dict."""
+    if net.long_skips is not None and not net.long_skips.gates:
         state[f"{prefix}long_skips.scales"] = net.long_skips.scales
     for name in net.shortcuts.recorded:
-        if official:
-            state[prefix + name] = net.shortcuts.tensor(name, net.dim)
-        if official or name == net.shortcuts.learned:
-            continue
-        expected, value = getattr(net.shortcuts, name), state.get(prefix + name, torch.empty(0))
-        # Recorded in float32, then perhaps converted with the whole network.
-        stored, rounding = value.tolist(), max(torch.finfo(value.dtype).eps, torch.finfo(torch.float32).eps)
-        if len(stored) != len(expected) or any(
-            abs(a - b) > rounding * max(1.0, abs(b)) for a, b in zip(stored, expected, strict=True)
-        ):
-            raise UserError(
-                f"the weights were trained with {name} {_outline(stored)}, this network has {_outline(expected)}: "
-                "set alpha_min, schedule, granularity, index and branches to match"
-            )
-
-
-def _outline(values: Sequence[float]) -> str:
-    """Return the first, the middle and the last of `values` and their number, for error messages."""
-    shown = [f"{values[i]:.4g}" for i in sorted({0, len(values) // 2, len(values) - 1})] if values else []
-    return f"[{' .. '.join(shown)}] ({len(values)} branches)"
+        state[prefix + name] = net.shortcuts.tensor(name, net.dim)

@@ -1,7 +1,8 @@
-"""Pre-norm transformer blocks with decayed shortcuts: `Block` of U-ViT, ViT and MAE, `AdaLNBlock` of SiT; their layers.
+"""Pre-norm transformer blocks with decayed shortcuts, and their layers.
 
-Names are the official ones. The residual stream x keeps its dtype, float32 under autocast; only the outputs of branches
-are in autocast's dtype. b = batch, n = tokens, d = width.
+`Block` is used by U-ViT, ViT and MAE, `AdaLNBlock` by SiT. Parameters have the official names. The residual stream x
+keeps its dtype, float32 under autocast; only the outputs of branches have autocast's dtype.
+b = batch, n = tokens, d = width.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from uvit_decay.decay import decayed_add
 from uvit_decay.nn.base import Rows
 from uvit_decay.nn.embed import without_autocast
-from uvit_decay.nn.long_skips import MergeWeights, merge_linear, scaled_skip
+from uvit_decay.nn.long_skips import MergeWeights, merge_linear, scale_skip
 from uvit_decay.runtime.errors import UserError, check_choice
 
 Tokens = Float[Tensor, "b n d"]
@@ -31,8 +32,8 @@ PLAIN: Factors = (1.0, 1.0)
 
 
 def attention(q: Heads, k: Heads, v: Heads) -> Heads:
-    """Return softmax(q k^T / sqrt(k)) v for each head, by the fastest way for device, dtype and mode."""
-    # A frozen network gets no gradient, even where gradients are enabled.
+    """Return softmax(q k^T / sqrt(k)) v for each head, computed in the fastest way for device, dtype and mode."""
+    # A frozen network gets no gradient, even if gradients are enabled.
     trains = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     if trains and q.device.type == "cpu" and q.dtype == torch.bfloat16:
         return _plain_attention(q, k, v)
@@ -40,24 +41,29 @@ def attention(q: Heads, k: Heads, v: Heads) -> Heads:
 
 
 def _plain_attention(q: Heads, k: Heads, v: Heads) -> Heads:
-    """Return the same by two matrix products; the weights of all pairs of tokens are kept for the backward pass."""
+    """Return `attention` by two matrix products; the backward pass needs the weights of all pairs of tokens."""
     batch, heads, _, channels = q.shape
-    q, k, v = (x.flatten(0, 1) for x in (q, k, v))  # contiguous: products of strided ones take twice as long
-    unused = q.new_empty(())  # the product's alpha is the scale, which costs no pass over q; beta = 0 reads nothing
-    weights = torch.baddbmm(unused, q, k.transpose(1, 2), beta=0, alpha=channels**-0.5).softmax(dim=-1)
+    # Contiguous, because products of strided tensors take twice as long.
+    q = q.flatten(0, 1)
+    k = k.flatten(0, 1)
+    v = v.flatten(0, 1)
+    unused = q.new_empty(())  # with beta = 0 it is not read; alpha is the scale, without another pass over q
+    logits = torch.baddbmm(unused, q, k.transpose(1, 2), beta=0, alpha=channels**-0.5)
+    weights = logits.softmax(dim=-1)
     return (weights @ v).unflatten(0, (batch, heads))
 
 
 def build_norm(kind: NormType, dim: int, eps: float, affine: bool = True) -> Norm:
-    """Return a norm of the last `dim` values; with `affine` it has learnable scales, and a LayerNorm biases too."""
+    """Return a norm over the last `dim` values; with `affine` it has learnable scales, and LayerNorm also biases."""
     check_choice(NormType, norm_type=kind)
-    return (nn.RMSNorm if kind == "rms" else nn.LayerNorm)(dim, eps, elementwise_affine=affine)
+    norm_class = nn.RMSNorm if kind == "rms" else nn.LayerNorm
+    return norm_class(dim, eps, elementwise_affine=affine)
 
 
-def normed_heads(norm: Norm, x: Float[Tensor, "b h n k"]) -> Float[Tensor, "b h n k"]:
-    """Norm queries or keys, each head and token by itself over its k channels, in the dtype of the norm's scales.
+def norm_heads(norm: Norm, x: Float[Tensor, "b h n k"]) -> Float[Tensor, "b h n k"]:
+    """Norm queries or keys over the k channels of each head and token, in the dtype of the norm's scales.
 
-    Under autocast they are bfloat16, the scales and so the statistics float32. The result has the dtype of x.
+    Under autocast x is bfloat16, but the scales, and so the statistics, are float32. The result has the dtype of x.
     """
     return norm(x.to(norm.weight.dtype)).to(x.dtype)
 
@@ -65,9 +71,9 @@ def normed_heads(norm: Norm, x: Float[Tensor, "b h n k"]) -> Float[Tensor, "b h 
 class Attention(nn.Module):
     """Multi-head self-attention; the rows of `qkv` are ordered [q; k; v], each (head, channel).
 
-    `qk_norm` is the kind of the norms of queries and keys, None without them: over the channels of a head, before their
-    product, with scales that all heads share. Names are timm's; see ViT-22B (Dehghani et al., ICML 2023) and Stable
-    Diffusion 3 (Esser et al., ICML 2024).
+    `qk_norm` is the kind of norm of queries and keys, None for no norm. It is over the channels of a head, before the
+    product of queries and keys, with scales that all heads share. Names are timm's; see ViT-22B (Dehghani et al., ICML
+    2023) and Stable Diffusion 3 (Esser et al., ICML 2024).
     """
 
     def __init__(
@@ -78,14 +84,18 @@ class Attention(nn.Module):
             raise UserError(f"dim {dim} is not divisible by heads {heads}")
         self.heads = heads
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
-        self.q_norm: Norm | None = build_norm(qk_norm, dim // heads, eps) if qk_norm else None
-        self.k_norm: Norm | None = build_norm(qk_norm, dim // heads, eps) if qk_norm else None
+        self.q_norm: Norm | None = None
+        self.k_norm: Norm | None = None
+        if qk_norm is not None:
+            self.q_norm = build_norm(qk_norm, dim // heads, eps)
+            self.k_norm = build_norm(qk_norm, dim // heads, eps)
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x: Tokens) -> Tokens:
         q, k, v = self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         if self.q_norm is not None:
-            q, k = normed_heads(self.q_norm, q), normed_heads(self.k_norm, k)
+            q = norm_heads(self.q_norm, q)
+            k = norm_heads(self.k_norm, k)
         return self.proj(attention(q, k, v).transpose(1, 2).flatten(2))
 
 
@@ -103,9 +113,9 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MLP branches on decayed shortcuts; an output block first merges a long skip by concatenation.
+    """Attention and MLP branches with decayed shortcuts; an output block first merges a long skip by concatenation.
 
-    The shortcut weights are arguments of the call, since they depend on the depth of the block in its network.
+    The shortcut weights are arguments of the call, because they depend on the depth of the block in its network.
     """
 
     last_layers = ("attn.proj", "mlp.fc2")
@@ -138,34 +148,49 @@ class Block(nn.Module):
         merge: MergeWeights | None = None,
         part: Part | None = None,
     ) -> Tokens:
-        """Apply x <- alpha x + beta f(scale norm(x)) for attention, then for the MLP.
+        """Return the tokens after x <- alpha x + beta f(scale norm(x)) for attention, then for the MLP.
 
-        `skip` is given if and only if the block was built with skip=True; `merge` are its factors, if it is scaled.
-        With `part` the output of this part alone is returned, without shortcuts, for attention over depth.
+        Args:
+            x: tokens (b, n, d).
+            skip: the long skip (b, n, d), if and only if the block was built with skip=True.
+            alphas: weights of the shortcuts.
+            betas: weights of the branches.
+            scales: factors of the norms' outputs.
+            merge: factors of the long skip, None if it is not scaled.
+            part: return only the output of this part, without shortcuts, for attention over depth.
         """
-        if part == "merge":
-            return merged(self.skip_linear, x, skip, merge)
         if part is not None:
-            return self.attn(self.norm1(x)) if part == "attention" else self.mlp(self.norm2(x))
+            return self._run_part(part, x, skip, merge)
         if self.skip_linear is not None:
-            x = merged(self.skip_linear, x, skip, merge)
-        x = decayed_add(x, self.attn(scaled(self.norm1(x), scales[0])), alphas[0], betas[0])
-        return decayed_add(x, self.mlp(scaled(self.norm2(x), scales[1])), alphas[1], betas[1])
+            x = merge_skip(self.skip_linear, x, skip, merge)
+        normed = rescale(self.norm1(x), scales[0])
+        x = decayed_add(x, self.attn(normed), alphas[0], betas[0])
+        normed = rescale(self.norm2(x), scales[1])
+        return decayed_add(x, self.mlp(normed), alphas[1], betas[1])
+
+    def _run_part(self, part: Part, x: Tokens, skip: Tokens | None, merge: MergeWeights | None) -> Tokens:
+        """Return the output of the merge or of one branch."""
+        if part == "merge":
+            return merge_skip(self.skip_linear, x, skip, merge)
+        if part == "attention":
+            return self.attn(self.norm1(x))
+        return self.mlp(self.norm2(x))
 
     def zero_init(self) -> None:
-        """Zero the last linear layer of both branches: their output starts at 0, which keeps small alpha_min stable.
+        """Zero the last linear layer of both branches, so that their outputs start at 0 (Sec. 3 of the paper).
 
-        See Sec. 3 of the paper.
+        Training with a small alpha_min is stable only with this initialisation.
         """
         zero_linear(self.attn.proj)
         zero_linear(self.mlp.fc2)
 
 
 class AdaLNBlock(nn.Module):
-    """Attention and MLP branches, both modulated by a condition c, on decayed shortcuts (DiT's adaLN-Zero block).
+    """DiT's adaLN-Zero block with decayed shortcuts: attention and MLP branches, both modulated by a condition c.
 
     Shift, scale and gate of both branches are a linear map of SiLU(c). A decoder block first merges a long skip s:
-    x + W s + b (`add`, the authors' SiT) or W [x, s] + b (`concat`, as U-ViT). The gates belong to f, outside alpha.
+    x + W s + b (`add`, the authors' SiT) or W [x, s] + b (`concat`, as in U-ViT). A gate is part of f in
+    alpha x + beta f.
     """
 
     last_layers = ("attn.proj", "mlp.fc2")
@@ -187,7 +212,10 @@ class AdaLNBlock(nn.Module):
         self.mlp = Mlp(dim, int(dim * mlp_ratio), "tanh")
         self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(dim, 6 * dim))
         self.concat = skip == "concat"
-        self.skip = nn.Linear(2 * dim if self.concat else dim, dim) if skip else None
+        self.skip: nn.Linear | None = None
+        if skip is not None:
+            width = 2 * dim if self.concat else dim
+            self.skip = nn.Linear(width, dim)
 
     def forward(
         self,
@@ -200,48 +228,60 @@ class AdaLNBlock(nn.Module):
         merge: MergeWeights | None = None,
         part: Part | None = None,
     ) -> Tokens:
-        """Apply x <- alpha x + beta gate f(scale norm(x)) for attention, then for the MLP.
+        """Return the tokens after x <- alpha x + beta gate f(scale norm(x)) for attention, then for the MLP.
 
-        `skip` is given if and only if the block was built to merge one; `merge` are its factors, if it is scaled. With
-        `part` the output of this part alone is returned, without shortcuts, for attention over depth.
+        Args:
+            x: tokens (b, n, d).
+            skip: the long skip (b, n, d), if and only if the block was built to merge one.
+            c: condition (b, d).
+            alphas: weights of the shortcuts.
+            betas: weights of the branches.
+            scales: factors of the norms' outputs.
+            merge: factors of the long skip, None if it is not scaled.
+            part: return only the output of this part, without shortcuts, for attention over depth.
         """
         if part is not None:
-            return self._part(part, x, skip, c, merge)
-        if self.skip is not None:
-            if self.concat:
-                x = merged(self.skip, x, skip, merge)
-            else:
-                x = x + merge_linear(self.skip, scaled_skip(skip, merge), merge)
+            return self._run_part(part, x, skip, c, merge)
+        if self.concat:
+            x = self._merge(x, skip, merge)
+        elif self.skip is not None:
+            x = x + self._merge(x, skip, merge)
         # The rows are in the official order: attention before MLP, each with shift, scale, gate.
         shift1, scale1, gate1, shift2, scale2, gate2 = self.adaLN_modulation(c)[:, None].chunk(6, dim=-1)
-        normed = scaled(self.norm1(x), scales[0])
+        normed = rescale(self.norm1(x), scales[0])
         x = decayed_add(x, gate1 * self.attn(modulate(normed, shift1, scale1)), alphas[0], betas[0])
-        normed = scaled(self.norm2(x), scales[1])
+        normed = rescale(self.norm2(x), scales[1])
         return decayed_add(x, gate2 * self.mlp(modulate(normed, shift2, scale2)), alphas[1], betas[1])
 
-    def _part(self, part: Part, x: Tokens, skip: Tokens | None, c: Tensor, merge: MergeWeights | None) -> Tokens:
-        """Return the output of a branch, with its gate, or what a merge adds (`add`) or gives (`concat`)."""
+    def _merge(self, x: Tokens, skip: Tokens, merge: MergeWeights | None) -> Tokens:
+        """Return W [x, s] + b, which replaces x (`concat`), or W s + b, which is added to x (`add`)."""
+        if self.concat:
+            return merge_skip(self.skip, x, skip, merge)
+        return merge_linear(self.skip, scale_skip(skip, merge), merge)
+
+    def _run_part(self, part: Part, x: Tokens, skip: Tokens | None, c: Tensor, merge: MergeWeights | None) -> Tokens:
+        """Return the output of the merge or of one branch with its gate."""
         if part == "merge":
-            if self.concat:
-                return merged(self.skip, x, skip, merge)
-            return merge_linear(self.skip, scaled_skip(skip, merge), merge)
-        parts = self.adaLN_modulation(c)[:, None].chunk(6, dim=-1)
-        shift, scale, gate = parts[:3] if part == "attention" else parts[3:]
+            return self._merge(x, skip, merge)
+        shift1, scale1, gate1, shift2, scale2, gate2 = self.adaLN_modulation(c)[:, None].chunk(6, dim=-1)
         if part == "attention":
-            return gate * self.attn(modulate(self.norm1(x), shift, scale))
-        return gate * self.mlp(modulate(self.norm2(x), shift, scale))
+            return gate1 * self.attn(modulate(self.norm1(x), shift1, scale1))
+        return gate2 * self.mlp(modulate(self.norm2(x), shift2, scale2))
 
     def silence_skip(self) -> None:
-        """Initialise the long skip without effect: W = 0 for `add`, W = [I, 0] for `concat`, where W maps x too."""
-        nn.init.eye_(self.skip.weight) if self.concat else nn.init.zeros_(self.skip.weight)
+        """Initialise the long skip without effect: W = 0 for `add`, W = [I, 0] for `concat`."""
+        if self.concat:
+            nn.init.eye_(self.skip.weight)
+        else:
+            nn.init.zeros_(self.skip.weight)
 
     def zero_init(self) -> None:
-        """Zero the modulation, so that both gates are 0 and the block starts as its shortcuts alone (adaLN-Zero)."""
+        """Zero the modulation, so that both gates are 0 and both branches start silent (adaLN-Zero)."""
         zero_linear(self.adaLN_modulation[1])
 
 
 class AdaLNHead(nn.Module):
-    """Output head: a norm modulated by the condition c, then a linear map to `out` values a token; without autocast."""
+    """Output head: norm modulated by the condition c, then a linear map to `out` values per token; without autocast."""
 
     def __init__(self, dim: int, out: int, norm_type: NormType = "layer") -> None:
         super().__init__()
@@ -260,18 +300,21 @@ class AdaLNHead(nn.Module):
         zero_linear(self.linear)
 
 
-def merged(layer: nn.Linear, x: Tokens, skip: Tokens, weights: MergeWeights | None = None) -> Tokens:
+def merge_skip(layer: nn.Linear, x: Tokens, skip: Tokens, weights: MergeWeights | None = None) -> Tokens:
     """Return W [x, c skip] + d b in the dtype of the residual stream x, with the factors c and d of `weights`."""
-    return merge_linear(layer, torch.cat([x, scaled_skip(skip, weights)], dim=-1), weights).to(x.dtype)
+    both = torch.cat([x, scale_skip(skip, weights)], dim=-1)
+    return merge_linear(layer, both, weights).to(x.dtype)
 
 
-def scaled(x: Tokens, scale: float | Tensor) -> Tokens:
-    """Return scale x, and x itself for the scale 1 of an ordinary branch."""
-    return x if not isinstance(scale, Tensor) and scale == 1.0 else x * scale
+def rescale(x: Tokens, scale: float | Tensor) -> Tokens:
+    """Return scale x, or x itself for the number 1 of an ordinary branch."""
+    if not isinstance(scale, Tensor) and scale == 1.0:
+        return x
+    return x * scale
 
 
 def modulate(x: Tokens, shift: Float[Tensor, "b 1 d"], scale: Float[Tensor, "b 1 d"]) -> Tokens:
-    """Return x (1 + scale) + shift, as one fused operation."""
+    """Return x (1 + scale) + shift, computed by one fused operation."""
     return torch.addcmul(shift, x, 1 + scale)
 
 

@@ -1,24 +1,24 @@
-"""Attention over depth: each branch reads a mean of what was written before it, weighted by a softmax for each token.
+"""Attention over depth: each branch reads a mean of all earlier outputs, weighted by a softmax for each token.
 
 Let v_0 be the embeddings and v_i the output of branch i = 1..N. The input of branch l, and for l = N + 1 the last
 state, is
 
     h_l = sum_i a_li v_i,    a_l = softmax_i( q_l . (g_l v_i / rms(v_i)) ),                  (AttnRes, arXiv 2603.15031)
 
-over the sources v_i with i < l; there is no x + f. The query q_l starts at 0, where h_l is the mean of its sources, and
-the scales g_l of the norm at 1; both are learned. Branch 1 has a single source and needs no query. With groups of S
-branches the sources are fewer (`decay.DepthAttention`):
+over the sources v_i with i < l; there is no x + f. The query q_l starts at 0, where h_l is the mean of its sources. The
+scales g_l of the norm start at 1. Both are learned. Branch 1 has a single source and needs no query. With groups of S
+branches there are fewer sources (`decay.DepthAttention`):
 
     AttnRes   v_0, the sums of the outputs of finished groups, and the sum so far of the running group
     DAR       v_0, the last outputs of finished groups, and all outputs of the running group; logits / sqrt(d). The last
-              state sees all outputs of the last group (arXiv 2605.20708, of which no code is known)
-    DAR, t    the same with q_l + c_l e(t): e is the network's embedding of the time. c_l, a number for each query, is
+              state sees all outputs of the last group (arXiv 2605.20708; its code is not published)
+    DAR, t    DAR with q_l + c_l e(t), where e is the network's embedding of the time. c_l, a number for each query, is
               our reading of "zero-initialised": it starts at 0, and the paper's sum is c_l = 1
 
-Long skips, which no paper defines here: a merge reads the state h as it reads the stream elsewhere, and its output is
-one more source, which belongs to no group: W [h, c s] + d b, or c W s + d b where a skip is added.
+No paper defines long skips here. A merge reads the state h, and its output is one more source, which belongs to no
+group: W [h, c s] + d b, or c W s + d b if the skip is added.
 
-The form is the plain one: no kernel is fused, and the backward pass keeps the outputs of all branches.
+The implementation is plain: no kernel is fused, and the backward pass keeps the outputs of all branches.
 b = batch, n = tokens, d = width.
 """
 
@@ -38,7 +38,13 @@ EPSILON = 1e-6  # of the norms of sources
 
 
 class Source(NamedTuple):
-    """A tensor that later branches read, the inverse of its root mean square, and the columns of M that it sums."""
+    """Tensor that later branches read.
+
+    Args:
+        value: the tensor.
+        inverse_rms: inverse of the root mean square of each token.
+        columns: columns of the mixing matrix, one for each output that `value` sums.
+    """
 
     value: Float[Tensor, "b n d"]
     inverse_rms: Float[Tensor, "b n 1"]
@@ -47,25 +53,36 @@ class Source(NamedTuple):
     @classmethod
     def of(cls, value: Float[Tensor, "b n d"], columns: tuple[int, ...]) -> Source:
         """Return the source of a tensor."""
-        return cls(value, (value.square().mean(dim=-1, keepdim=True) + EPSILON).rsqrt(), columns)
+        mean_square = value.square().mean(dim=-1, keepdim=True)
+        return cls(value, (mean_square + EPSILON).rsqrt(), columns)
 
 
 class Sources:
-    """What has been written so far: finished sources, and those of the running group of branches."""
+    """Sources written so far: finished ones, and the sources of the running group of branches.
+
+    Args:
+        kind: the kind of attention over depth.
+        embeddings: the first source, v_0.
+        branches: number N of branches.
+    """
 
     def __init__(self, kind: DepthAttention, embeddings: Float[Tensor, "b n d"], branches: int) -> None:
-        self.kind, self.branches = kind, branches
+        self.kind = kind
+        self.branches = branches
         self.finished = [Source.of(embeddings, (0,))]
         self.running: list[Source] = []
-        self.written = self.merged = 0
+        self.written = 0  # branches
+        self.merged = 0  # long skips
 
     def add_branch(self, output: Float[Tensor, "b n d"]) -> None:
         """Add the output of the next branch."""
         self.written += 1
-        value, columns = output.to(self.finished[0].value.dtype), (self.written,)
+        value = output.to(self.finished[0].value.dtype)
+        columns = (self.written,)
         if self.kind.sums and self.running:
             before = self.running.pop()
-            value, columns = before.value + value, before.columns + columns
+            value = before.value + value
+            columns = before.columns + columns
         self.running.append(Source.of(value, columns))
 
     def add_merge(self, output: Float[Tensor, "b n d"]) -> None:
@@ -75,15 +92,16 @@ class Sources:
         self.finished.append(Source.of(value, (self.branches + self.merged,)))
 
     def read(self) -> list[Source]:
-        """Return what the next reader sees: the next branch or, after the last branch, the output."""
-        if self.written and self.written % self.kind.group == 0 and self.written < self.branches and self.running:
+        """Return the sources of the next reader: the next branch or, after the last branch, the output."""
+        ends_group = self.written > 0 and self.written % self.kind.group == 0
+        if ends_group and self.written < self.branches and self.running:
             self.finished.append(self.running[-1])
             self.running.clear()
         return [*self.finished, *self.running]
 
 
 class DepthQuery(nn.Module):
-    """The query of one reader: called with sources and, for `time`, e(t), it returns their weighted mean h."""
+    """Query of one reader: `weights` returns the softmax over sources, and the call their weighted mean h."""
 
     def __init__(self, dim: int, kind: DepthAttention) -> None:
         super().__init__()
@@ -93,10 +111,13 @@ class DepthQuery(nn.Module):
         self.time = nn.Parameter(torch.zeros(1)) if kind.time else None
 
     def weights(self, sources: Sequence[Source], time: Float[Tensor, "b d"] | None) -> Float[Tensor, "b n sources"]:
-        """Return the softmax a over the sources, for each token."""
-        query = self.query if self.time is None else self.query + self.time * time
+        """Return the softmax a over the sources for each token; queries with time need the embedding e(t)."""
+        query = self.query
+        if self.time is not None:
+            query = query + self.time * time
         query = (self.norm * query)[..., None]  # (d, 1), or (b, d, 1)
-        logits = torch.cat([(source.value @ query) * source.inverse_rms for source in sources], dim=-1)
+        products = [(source.value @ query) * source.inverse_rms for source in sources]
+        logits = torch.cat(products, dim=-1)
         if self.kind.scaled:
             logits = logits * query.shape[-2] ** -0.5
         return logits.softmax(dim=-1)
@@ -111,16 +132,17 @@ class DepthQuery(nn.Module):
 
 
 class DepthReader(nn.Module):
-    """The queries of all readers but the first: branches 2..N and the output."""
+    """Queries of all readers except the first: branches 2..N and the output."""
 
     def __init__(self, kind: DepthAttention, branches: int, dim: int) -> None:
         super().__init__()
-        self.kind, self.branches = kind, branches
+        self.kind = kind
+        self.branches = branches
         self.queries = nn.ModuleList([DepthQuery(dim, kind) for _ in range(branches)])
-        self.measured: list[Tensor] | None = None
+        self.measured: list[Tensor] | None = None  # rows of the mixing matrix, during `measure`
 
     def forward(self, sources: Sources, time: Float[Tensor, "b d"] | None) -> Float[Tensor, "b n d"]:
-        """Return the input of the branch after those that have been written, or the last state."""
+        """Return the input of the next branch or, after the last branch, the last state."""
         seen = sources.read()
         with without_autocast(seen[0].value):
             query = self.queries[sources.written - 1]
@@ -130,16 +152,17 @@ class DepthReader(nn.Module):
             return query(weights, seen)
 
     def _measure(self, sources: Sources, seen: Sequence[Source], weights: Float[Tensor, "b n sources"]) -> None:
-        """Keep the row of the mixing matrix of this reader: the mean over tokens; its last reading counts."""
+        """Keep this reader's row of the mixing matrix, the mean over tokens; a later reading replaces it."""
         row = torch.zeros(self.branches + 1 + sources.merged, dtype=torch.float64)
-        for source, weight in zip(seen, weights.detach().double().mean(dim=(0, 1)).tolist(), strict=True):
-            row[list(source.columns)] += weight
+        means = weights.detach().double().mean(dim=(0, 1)).tolist()
+        for source, mean in zip(seen, means, strict=True):
+            row[list(source.columns)] += mean
         del self.measured[sources.written :]
         self.measured.append(row)
 
     @torch.no_grad()
     def measure(self, network: nn.Module, inputs: Sequence[Tensor], merges: int) -> Float[Tensor, "rows sources"]:
-        """Return the mixing matrix of `network(*inputs)`, the mean over tokens, see `decay.mixing_matrix`."""
+        """Return the mixing matrix of `network(*inputs)`, averaged over tokens, see `decay.mixing_matrix`."""
         first = torch.zeros(self.branches + 1, dtype=torch.float64)
         first[0] = 1.0
         self.measured = [first]

@@ -1,4 +1,4 @@
-"""Scale of pixel values, patches of images and their embedding; embeddings of time, label and position.
+"""Patches of images and their embedding, embeddings of time, label and position, and the scale of pixel values.
 
 b = batch, c = channels, h and w = patches down and across, p = patch size, d = width, n = h * w tokens (row-major).
 """
@@ -20,19 +20,21 @@ Pixels = Literal["imagenet", "unit"]
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager:
-    """Return a context that disables autocast on the device of `x`, such as for the first and last layers of a network.
+    """Return a context that disables autocast on the device of `x`, for the first and last layers of a network.
 
-    Their cost is negligible, and bfloat16 would lose 0.7 % of the noise's variance of x_t at t = 1e-3.
+    These layers cost almost nothing, and bfloat16 would lose 0.7 % of the variance of the noise in x_t at t = 1e-3.
     """
     device = x.device.type
-    # torch.amp.is_autocast_available would say which devices have none, but torch 2.9 does not compile it.
-    return nullcontext() if device == "meta" else torch.autocast(device, enabled=False)
+    # torch.amp.is_autocast_available would tell devices without autocast, but torch 2.9 does not compile it.
+    if device == "meta":
+        return nullcontext()
+    return torch.autocast(device, enabled=False)
 
 
 class PatchEmbed(nn.Module):
     """Linear embedding of non-overlapping patches, written as a convolution (the official key layout).
 
-    It computes in the dtype of its weights, under autocast too.
+    It computes in the dtype of its weights, also under autocast.
     """
 
     def __init__(self, image_size: int, patch_size: int, channels: int, dim: int) -> None:
@@ -50,7 +52,8 @@ class PatchEmbed(nn.Module):
 def patchify(x: Float[Tensor, "b c H W"], patch: int) -> Float[Tensor, "b n k"]:
     """Return the patches of images as tokens of k = p * p * c values, ordered (row, column, channel)."""
     split = x.unflatten(3, (-1, patch)).unflatten(2, (-1, patch))  # b c h p w q
-    return split.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
+    patches = split.permute(0, 2, 4, 3, 5, 1)  # b h w p q c
+    return patches.flatten(3).flatten(1, 2)
 
 
 def unpatchify(x: Float[Tensor, "b n k"], channels: int) -> Float[Tensor, "b c H W"]:
@@ -58,22 +61,26 @@ def unpatchify(x: Float[Tensor, "b n k"], channels: int) -> Float[Tensor, "b c H
     side = math.isqrt(x.shape[1])
     patch = math.isqrt(x.shape[2] // channels)
     split = x.unflatten(2, (patch, patch, channels)).unflatten(1, (side, side))  # b h w p q c
-    return split.permute(0, 5, 1, 3, 2, 4).flatten(4).flatten(2, 3)
+    pixels = split.permute(0, 5, 1, 3, 2, 4)  # b c h p w q
+    return pixels.flatten(4).flatten(2, 3)
 
 
 def timestep_embedding(t: Float[Tensor, " b"], dim: int) -> Float[Tensor, "b d"]:
     """Return the sinusoidal embedding [cos, sin] of t at dim/2 frequencies 10000^(-2i/dim), float32.
 
-    An odd dim is padded with one 0. Always float32: U-ViT embeds 999 t, and bfloat16 rounds 998 and 999 to one number.
+    An odd dim is padded with one 0. The dtype is always float32, because U-ViT embeds 999 t, and bfloat16 rounds 998
+    and 999 to one number.
     """
     half = dim // 2
-    frequencies = torch.exp(-math.log(1e4) * torch.arange(half, device=t.device, dtype=torch.float32) / half)
+    steps = torch.arange(half, device=t.device, dtype=torch.float32)
+    frequencies = torch.exp(-math.log(1e4) * steps / half)
     angles = t.float()[:, None] * frequencies
-    return nn.functional.pad(torch.cat([angles.cos(), angles.sin()], dim=-1), (0, dim % 2))
+    waves = torch.cat([angles.cos(), angles.sin()], dim=-1)
+    return nn.functional.pad(waves, (0, dim % 2))
 
 
 class TimestepEmbedder(nn.Module):
-    """Sinusoidal embedding of t with 256 values, then an MLP to width d; float32 under autocast too."""
+    """Sinusoidal embedding of t with 256 values, then an MLP to width d; float32 also under autocast."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -82,11 +89,13 @@ class TimestepEmbedder(nn.Module):
     def forward(self, t: Float[Tensor, " b"]) -> Float[Tensor, "b d"]:
         # bfloat16 rounds neighbouring times to one number, and the MLP is too small for its speed to matter.
         with without_autocast(t):
-            return self.mlp(timestep_embedding(t, self.mlp[0].in_features).to(self.mlp[0].weight.dtype))
+            first = self.mlp[0]
+            waves = timestep_embedding(t, first.in_features)
+            return self.mlp(waves.to(first.weight.dtype))
 
 
 class LabelEmbedder(nn.Module):
-    """Table of one learned vector for each of `rows` labels."""
+    """Table of `rows` learned vectors, one for each label."""
 
     def __init__(self, rows: int, dim: int) -> None:
         super().__init__()
@@ -102,54 +111,67 @@ def sincos_positions(side: int, dim: int) -> Float[Tensor, "n d"]:
     Each of the four parts has dim/4 frequencies 10000^(-4i/dim) (DiT and MAE).
     """
     if dim % 4:
-        raise UserError(f"dim {dim} is not divisible by 4: sine and cosine of row and column each take a quarter")
-    frequencies = 1e4 ** (-torch.arange(dim // 4, dtype=torch.float64) / (dim // 4))
+        raise UserError(f"dim {dim} is not divisible by 4, one part each for sine and cosine of row and column")
+    quarter = dim // 4
+    frequencies = 1e4 ** (-torch.arange(quarter, dtype=torch.float64) / quarter)
     angles = torch.arange(side, dtype=torch.float64)[:, None] * frequencies
     waves = torch.cat([angles.sin(), angles.cos()], dim=-1).float()
-    return torch.cat([waves.repeat(side, 1), waves.repeat_interleave(side, dim=0)], dim=-1)
+    of_columns = waves.repeat(side, 1)
+    of_rows = waves.repeat_interleave(side, dim=0)
+    return torch.cat([of_columns, of_rows], dim=-1)
 
 
-def resized_positions(positions: Float[Tensor, "1 n d"], prefix: int, side: int) -> Float[Tensor, "1 _ d"]:
-    """Return embeddings of a square grid of positions for another grid, side * side, by bicubic interpolation (MAE).
+def resize_positions(positions: Float[Tensor, "1 n d"], prefix: int, side: int) -> Float[Tensor, "1 _ d"]:
+    """Return the embeddings of a square grid of positions, interpolated bicubically to side * side positions (MAE).
 
-    The first `prefix` tokens, such as the class token, stay as they are.
+    The first `prefix` tokens, such as the class token, are not changed.
     """
     before = math.isqrt(positions.shape[1] - prefix)
     if before == side:
         return positions
     grid = positions[:, prefix:].transpose(1, 2).unflatten(2, (before, before))
     grid = nn.functional.interpolate(grid, size=(side, side), mode="bicubic", align_corners=False)
-    return torch.cat([positions[:, :prefix], grid.flatten(2).transpose(1, 2)], dim=1)
+    patches = grid.flatten(2).transpose(1, 2)
+    return torch.cat([positions[:, :prefix], patches], dim=1)
 
 
 @dataclass(frozen=True)
 class PixelScale:
-    """Scale of the pixel values in which a network computes: (value - mean) / std for values in [0, 1], by channel."""
+    """Scale of a network's pixel values: (value - mean) / std for values in [0, 1], with numbers for each channel."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
     @classmethod
     def of(cls, pixels: Pixels, channels: int) -> PixelScale:
-        """Return the scale of this name: ImageNet's mean and standard deviation, or [-1, 1] for any channels."""
+        """Return the scale called `pixels`: ImageNet's mean and standard deviation, or [-1, 1] for any channels."""
         check_choice(Pixels, pixels=pixels)
         if pixels == "unit":
             return cls((0.5,) * channels, (0.5,) * channels)
         if channels != 3:
-            raise UserError(f"pixels imagenet is a scale of 3 channels, the network has {channels}: set pixels unit")
+            raise UserError(f"pixels imagenet is a scale of 3 channels, the network has {channels}; set pixels unit")
         return cls((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
     def normalise(self, x: Float[Tensor, "b c H W"]) -> Float[Tensor, "b c H W"]:
         """Return images of [-1, 1] in this scale."""
-        return self._map(x, [(0.5 / std, (0.5 - mean) / std) for mean, std in zip(self.mean, self.std, strict=True)])
+        factors = []
+        for mean, std in zip(self.mean, self.std, strict=True):
+            factors.append((0.5 / std, (0.5 - mean) / std))
+        return self._map(x, factors)
 
     def denormalise(self, x: Float[Tensor, "b c H W"]) -> Float[Tensor, "b c H W"]:
         """Return images of this scale in [-1, 1], the inverse of `normalise`."""
-        return self._map(x, [(2.0 * std, 2.0 * mean - 1.0) for mean, std in zip(self.mean, self.std, strict=True)])
+        factors = []
+        for mean, std in zip(self.mean, self.std, strict=True):
+            factors.append((2.0 * std, 2.0 * mean - 1.0))
+        return self._map(x, factors)
 
     def _map(self, x: Tensor, factors: list[tuple[float, float]]) -> Tensor:
-        """Return a x + b, with numbers a and b for each channel, and no copy of them to the device."""
-        if len(set(factors)) == 1:
-            (a, b), *_ = factors
-            return x if (a, b) == (1.0, 0.0) else a * x + b
-        return torch.stack([a * x[:, c] + b for c, (a, b) in enumerate(factors)], dim=1)
+        """Return a x + b with numbers (a, b) for each channel, which are not copied to the device."""
+        if len(set(factors)) > 1:
+            channels = [a * x[:, c] + b for c, (a, b) in enumerate(factors)]
+            return torch.stack(channels, dim=1)
+        a, b = factors[0]
+        if a == 1.0 and b == 0.0:
+            return x
+        return a * x + b

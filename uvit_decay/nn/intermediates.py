@@ -1,7 +1,7 @@
 """Named intermediate token states of a network, for probes.
 
-A network with this interface yields its token states layer by layer, so that one forward pass gives the features of all
-layers without hooks, which would change a compiled graph.
+A network with this interface yields its token states layer by layer. One forward pass gives the features of all layers,
+without hooks, which would change a compiled graph.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Pool = Literal["mean", "all", "cls"]
 
 @dataclass(frozen=True)
 class Layer:
-    """Point of a network whose token state can be read: layer 0 is after the embeddings, layer i after block i.
+    """Point of a network at which the token state can be read: layer 0 after the embeddings, layer i after block i.
 
-    `name` is the name of the module whose output it is.
+    `name` is the name of the module whose output is the token state.
     """
 
     name: str
@@ -30,12 +30,16 @@ class Layer:
 
 
 def block_layers(blocks: Collection[str], denoiser: bool) -> tuple[Layer, ...]:
-    """Return the layers of a network with these blocks; a denoiser has an encoder, then a decoder.
+    """Return the layers of a network, given the names of its blocks.
 
-    An odd number of them has a middle block.
+    The blocks of a denoiser are an encoder, a middle block if their number is odd, and a decoder. Otherwise all blocks
+    are an encoder.
     """
-    half, odd = divmod(len(blocks), 2)
-    kinds = ["encoder"] * half + ["middle"] * odd + ["decoder"] * half if denoiser else ["encoder"] * len(blocks)
+    if denoiser:
+        half, odd = divmod(len(blocks), 2)
+        kinds = ["encoder"] * half + ["middle"] * odd + ["decoder"] * half
+    else:
+        kinds = ["encoder"] * len(blocks)
     return (Layer("embeddings", "embeddings"), *map(Layer, blocks, kinds))
 
 
@@ -43,8 +47,8 @@ def block_layers(blocks: Collection[str], denoiser: bool) -> tuple[Layer, ...]:
 class HasIntermediates(Protocol):
     """Network with readable token states of `dim` features; the first `num_prefix_tokens` tokens are not patches.
 
-    For auxiliary losses its forward has an argument `layers`, indices into `layers`, ascending. If it is given, forward
-    returns (output, token states of these layers), otherwise the output alone.
+    Auxiliary losses call its forward with an argument `layers`: ascending indices into the attribute `layers`. Forward
+    then returns (output, token states of these layers), and without the argument the output alone.
     """
 
     layers: tuple[Layer, ...]
@@ -54,32 +58,42 @@ class HasIntermediates(Protocol):
     def forward_intermediates(self, x: Tensor, *conditions: Tensor) -> Iterator[Tensor]:
         """Yield the token state (b, n, d) of each layer, in order.
 
-        A denoiser takes times (b,) and labels, without which it has the null label; an encoder takes no conditions.
+        The conditions of a denoiser are times (b,) and optional labels (b,); None is the null label. An encoder has no
+        conditions.
         """
 
 
 def layer_indices(layers: Sequence[Layer], names: Sequence[str] | None) -> list[int]:
-    """Return the indices of the layers with these indices or names, ascending; None means all."""
+    """Return the ascending indices of the layers `names`, which are names or indices as strings; None means all.
+
+    Raises:
+        UserError: the network has no such layer.
+    """
     if names is None:
         return list(range(len(layers)))
-    known = {**{str(i): i for i in range(len(layers))}, **{layer.name: i for i, layer in enumerate(layers)}}
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        names = ", ".join(layer.name for layer in layers)
-        raise UserError(f"no layer {unknown[0]}: there are 0 to {len(layers) - 1}, or {names}")
-    return sorted({known[name] for name in names})
+    known = {str(i): i for i in range(len(layers))}
+    for i, layer in enumerate(layers):
+        known[layer.name] = i
+    indices = set()
+    for name in names:
+        if name not in known:
+            available = ", ".join(layer.name for layer in layers)
+            raise UserError(f"no layer {name}: give an index from 0 to {len(layers) - 1}, or one of {available}")
+        indices.add(known[name])
+    return sorted(indices)
 
 
 def states_of(
     net: HasIntermediates, layers: Sequence[int], x: Float[Tensor, "b c h w"], *conditions: Tensor
 ) -> Iterator[Tensor]:
-    """Yield the token states of these layers (ascending); later ones never run."""
+    """Yield the token states (b, n, d) of the layers with these ascending indices; later layers are not computed."""
+    # range comes first: zip then stops without asking the network for a further state.
     up_to_last = zip(range(layers[-1] + 1), net.forward_intermediates(x, *conditions), strict=False)
     return (state for i, state in up_to_last if i in layers)
 
 
 def last_and_kept(states: Iterator[Tensor], layers: Collection[int]) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Return the last of all token states, and the states of the layers with these indices, ascending."""
+    """Return the last of all token states, and the states of the layers with these ascending indices."""
     kept = []
     for i, state in enumerate(states):
         if i in layers:
@@ -88,24 +102,26 @@ def last_and_kept(states: Iterator[Tensor], layers: Collection[int]) -> tuple[Te
 
 
 def layer_blocks(net: nn.Module) -> list[nn.Module]:
-    """Return the blocks whose outputs are layers of a network; none if its layers are not known."""
-    layers = net.layers if isinstance(net, HasIntermediates) else ()
-    return [net.get_submodule(layer.name) for layer in layers if layer.kind != "embeddings"]
+    """Return the blocks whose outputs are layers of a network; an empty list without `HasIntermediates`."""
+    if not isinstance(net, HasIntermediates):
+        return []
+    return [net.get_submodule(layer.name) for layer in net.layers if layer.kind != "embeddings"]
 
 
 def has_class_token(net: HasIntermediates) -> bool:
-    """Return whether the network's token 0 is a class token; one of a user's that does not say so has none."""
+    """Return whether token 0 of the network is a class token; False if it lacks the attribute `class_token`."""
     return getattr(net, "class_token", False)
 
 
 def check_pool(net: HasIntermediates, pool: Pool) -> None:
-    """Raise a UserError for pool "cls" of a network without a class token."""
+    """Raise a UserError if the pool is "cls" and the network has no class token."""
     if pool == "cls" and not has_class_token(net):
-        raise UserError(f"{type(net).__name__} has no class token: pool mean (patch tokens) or all")
+        raise UserError(f"pool cls: {type(net).__name__} has no class token; set pool to mean (patch tokens) or all")
 
 
 def pooled(state: Float[Tensor, "b n d"], pool: Pool, prefix: int) -> Float[Tensor, "b d"]:
-    """Return the float32 mean of the tokens after the first `prefix` ones, of all tokens, or token 0 (pool "cls")."""
+    """Return pooled tokens in float32: token 0 (cls), the mean after the first `prefix` tokens (mean), or of all."""
     if pool == "cls":
         return state[:, 0].float()
-    return state[:, prefix if pool == "mean" else 0 :].float().mean(dim=1)
+    first = prefix if pool == "mean" else 0
+    return state[:, first:].float().mean(dim=1)

@@ -1,11 +1,12 @@
 """Masked autoencoder (He et al., CVPR 2022) with decayed identity shortcuts in its encoder.
 
 Wiring `official` is the published network: the decoder reads the projected latent, with mask tokens at the removed
-patches. Wiring `decayed` is from the code of the decay's authors: the decoder starts from positions alone and reads the
-image through SkipLayers, one for every second block of the encoder (Sec. 4 of the paper). The encoder has no final
-norm, and residual branches start at 0. Both parts of it are options of their own, for the rows of the paper's Table 3.
-Names, shapes and initialisation are the published ones: official state_dicts load with strict=True, apart from
-SkipLayers that no decoder block reads, and with alpha_min = 1 the function is the same. The decoder is never decayed.
+patches. Wiring `decayed` is from the code of the decay's authors. Its decoder starts from positions alone and reads the
+image through SkipLayers, one for every second block of the encoder (Sec. 4 of the paper); the encoder has no final
+norm, and residual branches start at 0. These parts are also single options, for the rows of the paper's Table 3.
+
+Names, shapes and initialisation are the published ones. Official state_dicts load with strict=True, apart from
+SkipLayers that no decoder block reads. With alpha_min = 1 the function is the same. The decoder is never decayed.
 
 b = batch, n = patches, v = visible patches, d = width of the encoder, e = width of the decoder, k = p * p * c values
 of a patch, L = depth of the encoder.
@@ -22,10 +23,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from uvit_decay import decay
-from uvit_decay.nn.base import DataLayers
+from uvit_decay.nn.base import DataLayers, collect_arguments
 from uvit_decay.nn.block import NormType, build_norm
 from uvit_decay.nn.embed import Pixels, patchify, unpatchify, without_autocast
-from uvit_decay.nn.long_skips import MergeWeights, SkipGate, SkipPlan, SkipScale, scaled_skip
+from uvit_decay.nn.long_skips import MergeWeights, SkipGate, SkipPlan, SkipScale, scale_skip
 from uvit_decay.nn.vit import EPS, Encoder, positions
 from uvit_decay.runtime.errors import UserError, check_choice, check_numbers, check_whole
 
@@ -36,7 +37,7 @@ Output = tuple[Float[Tensor, "b n k"], Float[Tensor, "b n"]]  # predicted patche
 
 
 class Masking(NamedTuple):
-    """Random masks: `visible` (b, v) are indices of kept patches, `restore` (b, n) the inverse of the whole shuffle."""
+    """Random masks: `visible` are the indices of kept patches, `restore` is the inverse of the whole shuffle."""
 
     visible: Int[Tensor, "b v"]
     restore: Int[Tensor, "b n"]
@@ -48,9 +49,9 @@ class Masking(NamedTuple):
 
 
 class SkipLayer(nn.Module):
-    """Long skip from an encoder block to a decoder block: y + W2 SiLU(W1 [s, y]), with a mask token of its own.
+    """Long skip from an encoder block to a decoder block: y + W2 SiLU(W1 [s, y]).
 
-    s are the encoder's tokens, with the mask token at removed patches.
+    s are the encoder's tokens, with a mask token of this layer at removed patches.
     """
 
     def __init__(self, dim: int, decoder_dim: int) -> None:
@@ -70,13 +71,14 @@ class SkipLayer(nn.Module):
     ) -> Float[Tensor, "b all e"]:
         """Merge the encoder's `state` [class, visible patches] into the decoder's tokens y [class, patches].
 
-        Fixed `weights` scale the state before mask tokens enter. A learned `gate` reads all tokens, [class, patches],
-        whose order does not depend on the mask.
+        Fixed `weights` scale the state before mask tokens enter. A learned `gate` reads all tokens [class, patches],
+        because their order does not depend on the mask.
         """
-        tokens = unshuffled(scaled_skip(state, weights), self.mask_token, restore)
+        tokens = unshuffle(scale_skip(state, weights), self.mask_token, restore)
         if gate is not None:
             tokens = tokens * gate(tokens)
-        return y + self.fc(torch.cat([tokens, y], dim=-1))
+        both = torch.cat([tokens, y], dim=-1)
+        return y + self.fc(both)
 
 
 class MAE(Encoder, pipeline_tag="image-feature-extraction"):
@@ -87,23 +89,23 @@ class MAE(Encoder, pipeline_tag="image-feature-extraction"):
         patch_size: side of a patch.
         channels: 3 for RGB, 1 for grey, any number with `pixels` unit.
         dim: width d of the encoder, a multiple of 4.
-        depth: blocks L of the encoder; even with skips.
+        depth: number of blocks L of the encoder; even with skips.
         heads: attention heads of the encoder.
         mlp_ratio: hidden width of the MLPs over the width, in encoder and decoder.
         decoder_dim: width e of the decoder, a multiple of 4.
-        decoder_depth: blocks of the decoder.
+        decoder_depth: number of blocks of the decoder.
         decoder_heads: attention heads of the decoder.
         alpha_min: weight of the encoder's deepest identity shortcut, in (0, 1]; 1 is the ordinary encoder.
         schedule: how alpha falls with depth, see `uvit_decay.decay.shortcuts`.
         granularity: one alpha for each residual branch, or one for both branches of a block.
         index: how depth is counted; `code` runs from exactly 1 to exactly alpha_min.
         branches: decay both kinds of residual branches, or only one.
-        wiring: `official` or `decayed` (the authors'); it decides the next four options where they are null.
-        skips: SkipLayers from every second block of the encoder; the decoder's first block reads the last one.
+        wiring: `official` or `decayed` (the authors'); the default of the next four options if they are null.
+        skips: SkipLayers from every second block of the encoder; the decoder's first block reads its last block.
         decoder_input: the projected `latent` with mask tokens, or `positions` alone, which needs skips.
         norm: layer norm of the encoder's output, part of the latent.
         zero_init: initialise residual branches, skips and the prediction to 0.
-        norm_pix: predict patches that are normalised one by one.
+        norm_pix: predict normalised patches, each with mean 0 and variance 1.
         pixels: scale in which the network computes: `imagenet` (mean and standard deviation) or `unit`, [-1, 1].
         checkpointing: recompute blocks in the backward pass of training: less memory, more time; not reentrant.
         qk_norm: norm queries and keys, each head over its channels, with learnable scales (ViT-22B, SD3, timm).
@@ -143,7 +145,7 @@ class MAE(Encoder, pipeline_tag="image-feature-extraction"):
         norm_type: NormType = "layer",
         skip_scale: SkipScale = 1.0,
     ) -> None:
-        config = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        config = collect_arguments(locals())
         config |= _options_of_wiring(config)
         _check_decoder(config)
         super().__init__(config)
@@ -159,7 +161,7 @@ class MAE(Encoder, pipeline_tag="image-feature-extraction"):
             self.decoder_embed = nn.Linear(decoder_dim, decoder_dim)
         self.decoder_pos_embed = nn.Parameter(positions(image_size // patch_size, decoder_dim), requires_grad=False)
         self.decoder_blocks = self.block_list(decoder_dim, decoder_heads, decoder_depth)
-        # The authors also build those that no decoder block reads, which DistributedDataParallel refuses.
+        # The authors also build SkipLayers that no decoder block reads, which DistributedDataParallel refuses.
         count = min(depth // 2, decoder_depth) if config["skips"] else 0
         self.skip = nn.ModuleList([SkipLayer(dim, decoder_dim) for _ in range(count)])
         self.decoder_norm = build_norm(norm_type, decoder_dim, EPS)
@@ -175,8 +177,9 @@ class MAE(Encoder, pipeline_tag="image-feature-extraction"):
         self.silence([*self.blocks])
         for block in self.decoder_blocks:
             block.zero_init()
-        for linear in (self.decoder_pred, *(layer.fc[2] for layer in self.skip)):
-            nn.init.zeros_(linear.weight)
+        nn.init.zeros_(self.decoder_pred.weight)
+        for layer in self.skip:
+            nn.init.zeros_(layer.fc[2].weight)
 
     def forward(
         self,
@@ -187,21 +190,31 @@ class MAE(Encoder, pipeline_tag="image-feature-extraction"):
     ) -> Output | tuple[Output, tuple[Visible, ...]]:
         """Return the predicted patches (b, n, k), in the scale of `targets`, and the mask (b, n), 1 at removed patches.
 
-        `noise` is uniform; patches with the smallest values stay visible. With `layers` return ((patches, mask), token
-        states of these layers of the encoder), see `HasIntermediates`; the tokens are [class, visible patches].
+        Args:
+            x: images (b, c, h, w) of about [-1, 1].
+            noise: uniform random numbers (b, n); patches with the smallest numbers stay visible.
+            mask_ratio: fraction of removed patches, in (0, 1).
+            layers: if given, return ((patches, mask), token states [class, visible patches] of these layers of the
+                encoder), see `HasIntermediates`.
+
+        Raises:
+            UserError: the ratio leaves no visible or no removed patch.
         """
         masking = self.masking(noise, mask_ratio)
         states = self._encode(x, masking.visible)
         y = self._decoder_tokens(states[-1], masking.restore)
         for i, block in enumerate(self.decoder_blocks):
             if i < len(self.skip):
-                y = self._merged_skip(i, states[len(self.blocks) - 2 * i], y, masking.restore)
+                y = self._merge_skip(i, states[len(self.blocks) - 2 * i], y, masking.restore)
             y = self.run_block(block, y, None)
         with without_autocast(y):
-            output = self.decoder_pred(self.decoder_norm(y))[:, 1:], masking.mask
-        return (output, tuple(states[layer] for layer in layers)) if layers else output
+            patches = self.decoder_pred(self.decoder_norm(y))[:, 1:]
+            mask = masking.mask
+        if not layers:
+            return patches, mask
+        return (patches, mask), tuple(states[layer] for layer in layers)
 
-    def _merged_skip(
+    def _merge_skip(
         self, i: int, state: Visible, y: Float[Tensor, "b all e"], restore: Int[Tensor, "b n"]
     ) -> Float[Tensor, "b all e"]:
         """Return the decoder's tokens y after SkipLayer i has merged the encoder's `state`."""
@@ -212,7 +225,7 @@ class MAE(Encoder, pipeline_tag="image-feature-extraction"):
         return self.skip[i](state, y, restore, weights, gate)
 
     def masking(self, noise: Float[Tensor, "b n"], mask_ratio: float) -> Masking:
-        """Return the masks: of n patches the floor(n (1 - mask_ratio)) with the smallest noise stay visible."""
+        """Return the masks: the floor(n (1 - mask_ratio)) patches with the smallest noise stay visible."""
         kept = visible_patches(noise.shape[1], mask_ratio)
         order = noise.argsort(dim=1, stable=True)
         return Masking(order[:, :kept], order.argsort(dim=1))
@@ -221,15 +234,17 @@ class MAE(Encoder, pipeline_tag="image-feature-extraction"):
         """Return the states [class, visible patches] after the embeddings and after every block."""
         tokens = self.embed(x)
         index = repeat(visible + 1, "b v -> b v d", d=self.dim)
-        return list(self.run_blocks(torch.cat([tokens[:, :1], tokens.gather(1, index)], dim=1), [*self.blocks], 0))
+        seen = torch.cat([tokens[:, :1], tokens.gather(1, index)], dim=1)
+        return list(self.run_blocks(seen, [*self.blocks], 0))
 
     def _decoder_tokens(self, state: Visible, restore: Int[Tensor, "b n"]) -> Float[Tensor, "b all e"]:
         """Return the input [class, patches] of the decoder's blocks."""
         if self.config["decoder_input"] == "positions":
             start = torch.cat([self.decoder_cls_token, self.decoder_pos_embed[:, 1:]], dim=1)
             return self.decoder_embed(start).to(start.dtype).expand(len(state), -1, -1)
-        y = self.decoder_embed(self.norm(state) if self.config["norm"] else state).to(state.dtype)
-        return unshuffled(y, self.mask_token, restore) + self.decoder_pos_embed
+        latent = self.norm(state) if self.config["norm"] else state
+        y = self.decoder_embed(latent).to(state.dtype)
+        return unshuffle(y, self.mask_token, restore) + self.decoder_pos_embed
 
     def targets(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b n k"]:
         """Return the patches that the network predicts, each with mean 0 and variance 1 if `norm_pix`."""
@@ -247,55 +262,66 @@ class MAE(Encoder, pipeline_tag="image-feature-extraction"):
         return (error * mask).sum() / mask.sum()
 
     def reconstruct(self, x: Float[Tensor, "b c h w"], prediction: Float[Tensor, "b n k"]) -> Float[Tensor, "b c h w"]:
-        """Return predicted patches as images of about [-1, 1]; normalised ones get mean and variance of x."""
+        """Return predicted patches as images of about [-1, 1]; with `norm_pix` they get the mean and variance of x."""
         if self.config["norm_pix"]:
-            mean, std = _moments(patchify(self.scale.normalise(x), self.patch_size))
+            patches = patchify(self.scale.normalise(x), self.patch_size)
+            mean, std = _moments(patches)
             prediction = prediction * std + mean
         return self.scale.denormalise(unpatchify(prediction, self.channels))
 
 
 def visible_patches(patches: int, mask_ratio: float) -> int:
-    """Return the number of patches that stay visible; raise a UserError unless there are visible and removed ones."""
+    """Return the number of visible patches; raise a UserError if it is 0 or if no patch is removed."""
     check_numbers("(0, 1)", mask_ratio=mask_ratio)
     kept = int(patches * (1 - mask_ratio))
     if not 0 < kept < patches:
-        raise UserError(f"mask_ratio {mask_ratio} of {patches} patches leaves {kept} visible: some must stay, not all")
+        raise UserError(
+            f"mask_ratio {mask_ratio} leaves {kept} of {patches} patches visible; "
+            "choose a ratio that keeps some patches and removes some"
+        )
     return kept
 
 
-def unshuffled(
+def unshuffle(
     state: Visible, mask_token: Float[Tensor, "1 1 d"], restore: Int[Tensor, "b n"]
 ) -> Float[Tensor, "b all d"]:
-    """Return tokens [class, all patches] of a state [class, visible patches], with the mask token at removed ones."""
-    removed = mask_token.to(state.dtype).expand(len(state), restore.shape[1] + 1 - state.shape[1], -1)
+    """Return the state [class, visible patches] as tokens [class, all patches], with mask tokens at removed patches."""
+    count = restore.shape[1] + 1 - state.shape[1]
+    removed = mask_token.to(state.dtype).expand(len(state), count, -1)
+    shuffled = torch.cat([state[:, 1:], removed], dim=1)
     index = repeat(restore, "b n -> b n d", d=state.shape[2])
-    return torch.cat([state[:, :1], torch.cat([state[:, 1:], removed], dim=1).gather(1, index)], dim=1)
+    return torch.cat([state[:, :1], shuffled.gather(1, index)], dim=1)
 
 
 def _moments(patches: Float[Tensor, "b n k"]) -> tuple[Float[Tensor, "b n 1"], Float[Tensor, "b n 1"]]:
-    """Return mean and standard deviation of each patch: the unbiased variance plus 1e-6, as published."""
+    """Return mean and standard deviation of each patch, from the unbiased variance plus 1e-6 as published."""
     variance, mean = torch.var_mean(patches, dim=-1, keepdim=True)
     return mean, (variance + 1e-6).sqrt()
 
 
 def _options_of_wiring(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that are None in `config`, as its wiring has them."""
+    """Return the wiring's values for the options that are None in `config`."""
     check_choice(Wiring, wiring=config["wiring"])
-    decayed = config["wiring"] == "decayed"
-    usual = {"skips": decayed, "decoder_input": "positions" if decayed else "latent"}
-    usual |= {"norm": not decayed, "zero_init": decayed}
+    if config["wiring"] == "decayed":
+        usual = {"skips": True, "decoder_input": "positions", "norm": False, "zero_init": True}
+    else:
+        usual = {"skips": False, "decoder_input": "latent", "norm": True, "zero_init": False}
     return {name: value for name, value in usual.items() if config[name] is None}
 
 
 def _check_decoder(config: Mapping[str, Any]) -> None:
+    """Raise a UserError if sizes of the decoder are out of range, or if options contradict each other."""
     check_whole(1, 2**16, decoder_dim=config["decoder_dim"], decoder_heads=config["decoder_heads"])
     check_whole(1, 1000, decoder_depth=config["decoder_depth"])
     if config["norm_pix"] and config["patch_size"] ** 2 * config["channels"] == 1:
-        raise UserError("patches of a single value have no variance to normalise: set norm_pix false")
+        raise UserError("norm_pix: patches of a single value have no variance; set norm_pix to false")
     check_choice(DecoderInput, decoder_input=config["decoder_input"])
     if config["decoder_input"] == "positions" and not config["skips"]:
-        raise UserError("a decoder of positions without skips sees no image: set decoder_input latent, or skips")
+        raise UserError(
+            "decoder_input positions: without skips the decoder cannot see the image; "
+            "set decoder_input to latent, or skips to true"
+        )
     if config["decoder_input"] == "positions" and config["norm"]:
-        raise UserError("norm is part of the latent, which a decoder of positions does not read: set norm false")
+        raise UserError("norm is part of the latent, which decoder_input positions does not read; set norm to false")
     if config["skips"] and config["depth"] % 2:
         raise UserError(f"skips start from every second block, so depth must be even, got {config['depth']}")

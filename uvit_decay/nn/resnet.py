@@ -1,9 +1,9 @@
-"""ResNet-18 with decayed shortcuts, and deeper ones, for the paper's study of the rank (App. B.2, Fig. 7).
+"""ResNet-18 and deeper ResNets with decayed shortcuts, for the paper's study of the rank (App. B.2, Fig. 7).
 
-A block computes relu(alpha * shortcut(x) + f(x)), whether the shortcut is the identity or a projection, so L blocks
-have L residual branches. Deeper networks have more blocks in the third of the four stages, as in the paper. Names,
-shapes and initialisation are torchvision's: its resnet18 weights load with strict=True, and with alpha_min = 1 the
-function is the same. b = batch, d = width of the pooled features.
+A block computes relu(alpha * shortcut(x) + f(x)), where the shortcut is the identity or a projection. So L blocks have
+L residual branches. Deeper networks have more blocks in the third of the four stages, as in the paper. Names, shapes
+and initialisation are torchvision's: its resnet18 weights load with strict=True, and with alpha_min = 1 the function is
+the same. b = batch, d = width of the pooled features.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock
 
 from uvit_decay import decay
-from uvit_decay.nn.base import DecayedNet
+from uvit_decay.nn.base import DecayedNet, collect_arguments
 from uvit_decay.nn.embed import Pixels, PixelScale, without_autocast
 from uvit_decay.nn.intermediates import Layer
 from uvit_decay.runtime.errors import UserError, check_choice, check_whole
@@ -26,12 +26,13 @@ Stem = Literal["imagenet", "cifar"]
 
 
 class DecayedBlock(BasicBlock):
-    """torchvision's BasicBlock with weights of its shortcut and of its branch."""
+    """torchvision's BasicBlock with weights of the shortcut and the branch."""
 
     last_layers = ("bn2",)
 
     def forward(self, x: Tensor, alpha: float | Tensor = 1.0, beta: float | Tensor = 1.0) -> Tensor:
-        out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+        out = self.relu(self.bn1(self.conv1(x)))
+        out = self.bn2(self.conv2(out))
         shortcut = x if self.downsample is None else self.downsample(x)
         return self.relu(decay.decayed_add(shortcut, out, alpha, beta))
 
@@ -41,14 +42,14 @@ class DecayedBlock(BasicBlock):
 
 
 class ResNet(DecayedNet, pipeline_tag="image-classification"):
-    """ResNet net(x) -> (b, num_classes) logits: images (b, c, h, w) of about [-1, 1], as all networks here.
+    """ResNet net(x) -> (b, num_classes) logits of images (b, c, h, w) of about [-1, 1].
 
     Args:
         image_size: height and width in pixels.
         channels: 3 for RGB, 1 for grey, any number with `pixels` unit.
         width: channels of the first stage; each further stage has twice as many, and d = 8 `width`.
         depth: number of residual blocks L, 8 in ResNet-18: 2 in each stage, and `depth` - 6 in the third.
-        num_classes: K classes; 0 is an encoder without classifier.
+        num_classes: K classes; 0 for an encoder without classifier.
         stem: `imagenet` (7x7 convolution and max-pooling, a quarter of the size) or `cifar` (3x3, full size).
         alpha_min: weight of the deepest shortcut, in (0, 1]; 1 is the ordinary network.
         schedule: how alpha falls with depth, see `uvit_decay.decay.shortcuts`.
@@ -59,7 +60,7 @@ class ResNet(DecayedNet, pipeline_tag="image-classification"):
 
     null_label = False
     num_prefix_tokens = 0
-    checkpointing = False  # batch norms would count each batch twice
+    checkpointing = False  # because batch norms would count each batch twice
     layers = (Layer("avgpool", "encoder"),)
 
     def __init__(
@@ -77,20 +78,25 @@ class ResNet(DecayedNet, pipeline_tag="image-classification"):
         pixels: Pixels = "imagenet",
     ) -> None:
         super().__init__()
-        self.config: dict[str, Any] = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
+        self.config: dict[str, Any] = collect_arguments(locals())
         check_whole(1, 2**16, image_size=image_size, channels=channels, width=width)
         check_whole(7, 1000, depth=depth)
         check_whole(0, 2**24, num_classes=num_classes)
-        self.image_size, self.channels, self.num_classes, self.dim = image_size, channels, num_classes, 8 * width
+        self.image_size = image_size
+        self.channels = channels
+        self.num_classes = num_classes
+        self.dim = 8 * width
         self.scale = PixelScale.of(pixels, channels)
 
         check_choice(Stem, stem=stem)
         if stem == "cifar":
-            self.conv1, self.maxpool = nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.Identity()
+            self.conv1 = nn.Conv2d(channels, width, 3, padding=1, bias=False)
+            self.maxpool = nn.Identity()
         else:
             self.conv1 = nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False)
             self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
-        self.bn1, self.relu = nn.BatchNorm2d(width), nn.ReLU(inplace=True)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.relu = nn.ReLU(inplace=True)
         self.layer1 = _stage(width, width, 2, stride=1)
         self.layer2 = _stage(width, 2 * width, 2, stride=2)
         self.layer3 = _stage(2 * width, 4 * width, depth - 6, stride=2)
@@ -117,16 +123,16 @@ class ResNet(DecayedNet, pipeline_tag="image-classification"):
         return self.fc
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b classes"]:
-        """Return logits."""
+        """Return logits; raise a UserError if the network has no classifier."""
         if not self.num_classes:
-            raise UserError("this encoder has no classifier: set num_classes")
+            raise UserError("this encoder has no classifier; set num_classes")
         features = self.pooled(x)
         with without_autocast(features):
             return self.fc(features.to(self.fc.weight.dtype))
 
     def pooled(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d"]:
         """Return the input of the classifier: the mean over positions after the last block."""
-        x = self.scale.normalise(x).contiguous(memory_format=torch.channels_last)  # faster, above all in bfloat16
+        x = self.scale.normalise(x).contiguous(memory_format=torch.channels_last)  # faster, especially in bfloat16
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         for k, block in enumerate(self.blocks()):
             alpha, beta, _ = decay.branch_weights(self, self.shortcuts, k)
@@ -139,9 +145,15 @@ class ResNet(DecayedNet, pipeline_tag="image-classification"):
 
 
 def _stage(inside: int, outside: int, blocks: int, stride: int) -> nn.Sequential:
-    """Return `blocks` blocks of `outside` channels, the first of which projects its shortcut if the shape changes."""
+    """Return a stage of `blocks` blocks; the first one projects its shortcut if the shape changes.
+
+    `inside` and `outside` are the channels of the stage's input and output.
+    """
     downsample = None
     if (inside, stride) != (outside, 1):
-        downsample = nn.Sequential(nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside))
-    first = DecayedBlock(inside, outside, stride, downsample)
-    return nn.Sequential(first, *(DecayedBlock(outside, outside) for _ in range(blocks - 1)))
+        projection = nn.Conv2d(inside, outside, 1, stride, bias=False)
+        downsample = nn.Sequential(projection, nn.BatchNorm2d(outside))
+    stage = nn.Sequential(DecayedBlock(inside, outside, stride, downsample))
+    for _ in range(blocks - 1):
+        stage.append(DecayedBlock(outside, outside))
+    return stage

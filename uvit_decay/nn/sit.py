@@ -2,12 +2,12 @@
 
 Wiring `official` is the published network: `depth` blocks in a row. Wiring `decayed` is from the decay's authors:
 depth/2 encoder and depth/2 decoder blocks, each decoder block reading the encoder block of its height (last in, first
-out). It has no middle block, so that the skip of the first decoder block equals its input. alpha runs over the
-2 depth residual branches in execution order, through the end of the decoder. Names, shapes and initialisation are the
-ones of the published codes: their state_dicts load with strict=True, and alpha_min = 1 is the official function.
+out). There is no middle block, so the skip of the first decoder block equals its input. alpha runs over the 2 depth
+residual branches in execution order, through the end of the decoder. Names, shapes and initialisation are as in the
+published codes: their state_dicts load with strict=True, and alpha_min = 1 is the official function.
 
-Time is in [0, 1] with t = 0 data and t = 1 noise. SiT's time is 1 - t; this module embeds 1 - t, unscaled, or with time
-`dit` the number of DiT's noise level, and no other module converts it. The output equals the published function's,
+Time is in [0, 1] with t = 0 data and t = 1 noise. SiT's time is 1 - t. This module embeds 1 - t, unscaled, or with time
+`dit` the number of DiT's noise level; no other module converts the time. The output equals the published function's,
 unchanged: a published SiT, trained on velocities, returns dx/d(1 - t) = -dx/dt. Targets and their signs are chosen by
 the code that trains or samples the network.
 
@@ -25,11 +25,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from uvit_decay import decay
-from uvit_decay.nn.base import DataLayers, DecayedNet, check_sizes, init_linears
+from uvit_decay.nn.base import DataLayers, DecayedNet, check_sizes, collect_arguments, init_linears
 from uvit_decay.nn.block import AdaLNBlock, AdaLNHead, NormType, SkipMerge, Tokens
 from uvit_decay.nn.embed import LabelEmbedder, PatchEmbed, TimestepEmbedder, sincos_positions, unpatchify
 from uvit_decay.nn.intermediates import block_layers, last_and_kept
-from uvit_decay.nn.long_skips import SkipPlan, SkipScale
+from uvit_decay.nn.long_skips import SkipScale, plan_mirrored_skips
 from uvit_decay.runtime.errors import UserError, check_choice
 
 Wiring = Literal["official", "decayed"]
@@ -49,7 +49,7 @@ class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         depth: number of blocks; even for the `decayed` wiring.
         heads: attention heads.
         mlp_ratio: hidden width of the MLPs over d.
-        num_classes: K real classes; 0 is an unconditional network.
+        num_classes: K real classes; 0 for an unconditional network.
         null_label: add a row K to the label table that means "no label" (guidance needs it).
         alpha_min: weight of the deepest identity shortcut, in (0, 1]; 1 is the ordinary SiT.
         schedule: how alpha falls with depth, see `uvit_decay.decay.shortcuts`.
@@ -63,8 +63,8 @@ class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         checkpointing: recompute blocks in the backward pass of training: less memory, more time; not reentrant.
         qk_norm: norm queries and keys, each head over its channels, with learnable scales (ViT-22B, SD3, timm).
         norm_type: kind of all norms, also of queries and keys: `layer` (official) or `rms`, RMSNorm.
-        time: what is embedded: SiT's time 1 - t, or `dit`, 1000 t - 1: DiT's levels 0 .. 999 at t = .001 .. 1.
-        learned_variance: return the second half of the channels, too, (b, 2c, h, w): DiT's variance, for the sampler
+        time: time to embed: `sit`, 1 - t, or `dit`, 1000 t - 1: DiT's levels 0 .. 999 at t = .001 .. 1.
+        learned_variance: return also the second half of the channels, (b, 2c, h, w): DiT's variance, for the sampler
             dit-ddpm; needs learn_sigma. No loss here trains it.
         skip_scale: factor of the long skips: a number, `kappa:0.7`, `learned`, `learned-each`, `stream` or
             `stream:0.8`, see `uvit_decay.nn.long_skips`; 1 is the published network.
@@ -105,38 +105,50 @@ class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         skip_scale: SkipScale = 1.0,
     ) -> None:
         super().__init__()
-        self.config: dict[str, Any] = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
+        self.config: dict[str, Any] = collect_arguments(locals())
         check_sizes(self.config)
         _check_wiring(wiring, skip, skip_zero_init, depth)
         check_choice(Time, time=time)
         if learned_variance and not learn_sigma:
-            raise UserError("learned_variance is the second half of a doubled head: set learn_sigma to true")
-        self.image_size, self.channels, self.num_classes = image_size, channels, num_classes
-        self.null_label, self.num_prefix_tokens = null_label and num_classes > 0, 0
-        self.dim, self.checkpointing, self.learned_variance = dim, checkpointing, learned_variance
-
-        self.x_embedder = PatchEmbed(image_size, patch_size, channels, dim)
-        self.t_embedder = TimestepEmbedder(dim)
-        if num_classes:
-            self.y_embedder = LabelEmbedder(num_classes + self.null_label, dim)
-        # Fixed, but a parameter: published state_dicts hold it, and their EMA includes it.
-        positions = sincos_positions(image_size // patch_size, dim)
-        self.pos_embed = nn.Parameter(positions[None], requires_grad=False)
-
-        half = depth // 2
-        block = partial(AdaLNBlock, dim, heads, mlp_ratio, qk_norm=qk_norm, norm_type=norm_type)
-        if wiring == "official":
-            self.blocks = nn.ModuleList([block() for _ in range(depth)])
-        else:
-            self.enc_blocks = nn.ModuleList([block() for _ in range(half)])
-            self.dec_blocks = nn.ModuleList([block(skip=skip) for _ in range(half)])
-        self.final_layer = AdaLNHead(dim, patch_size**2 * channels * (2 if learn_sigma else 1), norm_type)
+            raise UserError("learned_variance is the second half of a doubled head; set learn_sigma to true")
+        self.image_size = image_size
+        self.channels = channels
+        self.num_classes = num_classes
+        self.null_label = null_label and num_classes > 0
+        self.num_prefix_tokens = 0
+        self.dim = dim
+        self.checkpointing = checkpointing
+        self.learned_variance = learned_variance
+        self._build_embeddings(patch_size)
+        self._build_blocks(depth, heads, mlp_ratio, qk_norm, norm_type)
+        values = patch_size**2 * channels
+        self.final_layer = AdaLNHead(dim, 2 * values if learn_sigma else values, norm_type)
 
         self.record_shortcuts(decay.shortcuts(depth, alpha_min, schedule, granularity, index, branches))
-        self.layers = block_layers(self.decayed_blocks(), denoiser=True)
+        self.layers = block_layers(self.find_decayed_blocks(), denoiser=True)
         self._init_weights()
-        skips = half if wiring == "decayed" else 0
-        self.record_long_skips(SkipPlan.mirrored(depth, skips, self.x_embedder.tokens, boundary=skip == "concat"))
+        tokens = self.x_embedder.tokens
+        self.record_long_skips(plan_mirrored_skips(depth, self._skips(), tokens, boundary=skip == "concat"))
+
+    def _build_embeddings(self, patch_size: int) -> None:
+        """Create the embeddings of patches, time, labels and positions."""
+        self.x_embedder = PatchEmbed(self.image_size, patch_size, self.channels, self.dim)
+        self.t_embedder = TimestepEmbedder(self.dim)
+        if self.num_classes:
+            self.y_embedder = LabelEmbedder(self.num_classes + self.null_label, self.dim)
+        # Fixed, but a parameter, because published state_dicts contain it and their EMA includes it.
+        positions = sincos_positions(self.image_size // patch_size, self.dim)
+        self.pos_embed = nn.Parameter(positions[None], requires_grad=False)
+
+    def _build_blocks(self, depth: int, heads: int, mlp_ratio: float, qk_norm: bool, norm_type: NormType) -> None:
+        """Create the blocks of the wiring, in execution order."""
+        block = partial(AdaLNBlock, self.dim, heads, mlp_ratio, qk_norm=qk_norm, norm_type=norm_type)
+        if self.config["wiring"] == "official":
+            self.blocks = nn.ModuleList([block() for _ in range(depth)])
+            return
+        skip = self.config["skip"]
+        self.enc_blocks = nn.ModuleList([block() for _ in range(depth // 2)])
+        self.dec_blocks = nn.ModuleList([block(skip=skip) for _ in range(depth // 2)])
 
     def _init_weights(self) -> None:
         """Initialise as published: xavier-uniform maps, embeddings of std 0.02, branches and output of 0."""
@@ -159,6 +171,10 @@ class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
             return [*self.blocks]
         return [*self.enc_blocks, *self.dec_blocks]
 
+    def _skips(self) -> int:
+        """Return the number of long skips."""
+        return self.config["depth"] // 2 if self.config["wiring"] == "decayed" else 0
+
     def forward(
         self,
         x: Float[Tensor, "b c h w"],
@@ -166,11 +182,12 @@ class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         y: Int[Tensor, " b"] | None = None,
         layers: tuple[int, ...] = (),
     ) -> Float[Tensor, "b k h w"] | tuple[Float[Tensor, "b k h w"], tuple[Tokens, ...]]:
-        """Return the prediction; with `layers` also their token states, see `HasIntermediates`."""
-        time = self._embedded_time(t)
+        """Return the prediction; with `layers` also the token states of these layers, see `HasIntermediates`."""
+        time = self._embed_time(t)
         c = self._condition(time, y)
         tokens, states = last_and_kept(self._states(x, c, time), layers)
-        output = unpatchify(self.final_layer(tokens, c), self.channels * (2 if self.config["learn_sigma"] else 1))
+        channels = 2 * self.channels if self.config["learn_sigma"] else self.channels
+        output = unpatchify(self.final_layer(tokens, c), channels)
         if not self.learned_variance:
             output = output[:, : self.channels]
         return (output, states) if layers else output
@@ -179,37 +196,41 @@ class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         self, x: Float[Tensor, "b c h w"], t: Float[Tensor, " b"], y: Int[Tensor, " b"] | None = None
     ) -> Iterator[Tokens]:
         """Yield the token states after the embeddings and after every block (`layers`); y = None is the null label."""
-        time = self._embedded_time(t)
+        time = self._embed_time(t)
         return self._states(x, self._condition(time, y), time)
 
-    def _embedded_time(self, t: Float[Tensor, " b"]) -> Float[Tensor, "b d"]:
-        """Return the embedding of SiT's time 1 - t, or of DiT's."""
-        return self.t_embedder(_level(t) if self.config["time"] == "dit" else 1.0 - t)
+    def _embed_time(self, t: Float[Tensor, " b"]) -> Float[Tensor, "b d"]:
+        """Return the embedding of SiT's time 1 - t, or of DiT's level."""
+        network_time = _level(t) if self.config["time"] == "dit" else 1.0 - t
+        return self.t_embedder(network_time)
 
     def _condition(self, time: Float[Tensor, "b d"], y: Tensor | None) -> Float[Tensor, "b d"]:
         """Return the condition c of all blocks: the embedded time plus the embedding of the label."""
         if not self.num_classes:
             return time
-        return time + self.y_embedder(self.null_labels(len(time), time.device) if y is None else y)
+        if y is None:
+            y = self.null_labels(len(time), time.device)
+        return time + self.y_embedder(y)
 
     def _states(self, x: Tensor, c: Tensor, time: Tensor) -> Iterator[Tokens]:
-        blocks = self._blocks()
-        skips = len(blocks) // 2 if self.config["wiring"] == "decayed" else 0
-        patches = self.x_embedder(x).contiguous()  # blocks are compiled for the strides of their input, too
-        return self.run_blocks(patches + self.pos_embed, blocks, skips, c, time=time)
+        """Yield the token states, given the condition c and the embedded time (b, d)."""
+        patches = self.x_embedder(x).contiguous()  # because blocks are also compiled for the strides of their input
+        tokens = patches + self.pos_embed
+        return self.run_blocks(tokens, self._blocks(), self._skips(), c, time=time)
 
 
 def _level(t: Float[Tensor, " b"]) -> Float[Tensor, " b"]:
-    """Return DiT's time LEVELS t - 1, exactly n at the rounded t of the level n."""
+    """Return DiT's time LEVELS t - 1; if t is a level's time up to rounding, exactly the number of the level."""
     level = LEVELS * t.float() - 1
     nearest = level.round()
     return torch.where((level - nearest).abs() < ROUNDING, nearest, level)
 
 
 def _check_wiring(wiring: str, skip: str, skip_zero_init: bool, depth: int) -> None:
+    """Raise a UserError for an unknown wiring or skip, or if depth or options of skips do not fit the wiring."""
     check_choice(Wiring, wiring=wiring)
     check_choice(SkipMerge, skip=skip)
     if wiring == "decayed" and depth % 2:
-        raise UserError(f"depth must be even, since encoder and decoder blocks come in pairs, got {depth}")
+        raise UserError(f"depth must be even, because encoder and decoder blocks come in pairs, got {depth}")
     if wiring == "official" and (skip != "add" or skip_zero_init):
-        raise UserError("skip and skip_zero_init are for the long skips of the decayed wiring: set wiring to decayed")
+        raise UserError("skip and skip_zero_init are for the long skips of the decayed wiring; set wiring to decayed")

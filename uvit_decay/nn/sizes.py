@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from uvit_decay.nn.mae import MAE
@@ -23,7 +24,7 @@ SIT_SIZES: dict[str, dict[str, Any]] = {  # the sizes of DiT
     "sit-l": dict(dim=1024, depth=24, heads=16),
     "sit-xl": dict(dim=1152, depth=28, heads=16),
 }
-VIT_SIZES: dict[str, dict[str, Any]] = {  # the ViT and MAE papers; the last two are of the decay paper's Table 2
+VIT_SIZES: dict[str, dict[str, Any]] = {  # the ViT and MAE papers; the last two from the decay paper's Table 2
     "s": dict(dim=384, depth=12, heads=6),
     "b": dict(dim=768, depth=12, heads=12),
     "l": dict(dim=1024, depth=24, heads=16),
@@ -31,11 +32,22 @@ VIT_SIZES: dict[str, dict[str, Any]] = {  # the ViT and MAE papers; the last two
     "1024x12": dict(dim=1024, depth=12, heads=16),
     "768x18": dict(dim=768, depth=18, heads=12),
 }
-CLASSES = (  # class, its sizes, and arguments that are the same for every alpha_min
-    (UViT, UVIT_SIZES, {"zero_init": True}),
-    (SiT, SIT_SIZES, {}),
-    (ViT, {f"vit-{name}": size for name, size in VIT_SIZES.items()}, {}),
-    (MAE, {f"mae-{name}": size for name, size in VIT_SIZES.items()}, {}),
+
+
+@dataclass(frozen=True)
+class Family:
+    """Sizes of a class of networks, with the `start` arguments that create_model sets for every size."""
+
+    network: type[UViT | SiT | ViT | MAE]
+    sizes: dict[str, dict[str, Any]]
+    start: dict[str, Any] = field(default_factory=dict)
+
+
+FAMILIES = (
+    Family(UViT, UVIT_SIZES, {"zero_init": True}),
+    Family(SiT, SIT_SIZES),
+    Family(ViT, {f"vit-{name}": size for name, size in VIT_SIZES.items()}),
+    Family(MAE, {f"mae-{name}": size for name, size in VIT_SIZES.items()}),
 )
 
 
@@ -43,11 +55,17 @@ def create_model(name: str, alpha_min: float = 1.0, **options: Any) -> UViT | Si
     """Return the network `<size>/<patch size>`, for instance "uvit-m/2"; `options` are other arguments of its class.
 
     Residual branches of denoisers are initialised to output 0 with and without decay; `zero_init=False` gives the
-    official U-ViT. Those of a ViT or MAE have the initialisation of its class.
+    official U-ViT. A ViT or MAE has the default initialisation of its class.
+
+    Raises:
+        UserError: an unknown size.
     """
     size, _, patch = name.partition("/")
-    for net, sizes, start in CLASSES:
-        if size in sizes and patch.isdecimal():
-            return net(patch_size=int(patch), alpha_min=alpha_min, **sizes[size] | start | options)
-    known = [size for _, sizes, _ in CLASSES for size in sizes]
-    raise UserError(f"unknown network {name!r}: use <size>/<patch>, sizes {', '.join(known)}")
+    for family in FAMILIES:
+        if size in family.sizes and patch.isdecimal():
+            arguments = family.sizes[size] | family.start | options
+            return family.network(patch_size=int(patch), alpha_min=alpha_min, **arguments)
+    known: list[str] = []
+    for family in FAMILIES:
+        known += family.sizes
+    raise UserError(f"unknown network {name!r}; use <size>/<patch> with a size of {', '.join(known)}")

@@ -19,11 +19,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from uvit_decay import decay
-from uvit_decay.nn.base import DataLayers, DecayedNet, check_sizes, init_linears
+from uvit_decay.nn.base import DataLayers, DecayedNet, check_sizes, collect_arguments, init_linears
 from uvit_decay.nn.block import Block, NormType, Tokens, build_norm
 from uvit_decay.nn.embed import PatchEmbed, timestep_embedding, unpatchify, without_autocast
 from uvit_decay.nn.intermediates import block_layers, last_and_kept
-from uvit_decay.nn.long_skips import SkipPlan, SkipScale
+from uvit_decay.nn.long_skips import SkipScale, plan_mirrored_skips
 from uvit_decay.runtime.errors import UserError, check_choice
 
 
@@ -35,18 +35,18 @@ class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         patch_size: side of a patch.
         channels: 3 for RGB, 1 for grey, 4 for the latents of a Stable Diffusion autoencoder.
         dim: width d of the tokens.
-        depth: input plus output blocks, even; the network has depth + 1 blocks.
+        depth: number of input plus output blocks, even; the network has depth + 1 blocks.
         heads: attention heads.
         mlp_ratio: hidden width of the MLPs over d.
-        num_classes: K real classes; 0 is an unconditional network.
+        num_classes: K real classes; 0 for an unconditional network.
         null_label: add a row K to the label table that means "no label" (guidance needs it).
         alpha_min: weight of the deepest identity shortcut, in (0, 1]; 1 is the ordinary U-ViT.
         schedule: how alpha falls with depth, see `uvit_decay.decay.shortcuts`.
         granularity: one alpha for each residual branch, or one for both branches of a block.
         index: how depth is counted; `code` runs from exactly 1 to exactly alpha_min.
         branches: decay both kinds of residual branches, or only one.
-        zero_init: initialise residual branches to output 0; null means only if alpha_min < 1, so set it explicitly to
-            compare runs of several alpha_min; false is the official initialisation.
+        zero_init: initialise residual branches to output 0; null means only if alpha_min < 1. Set it to compare runs
+            of several alpha_min; false is the official initialisation.
         init: `official` (normal 0.02, for S and up) or `xavier`, which trains far better at a width of about 64.
         skip: the long skips between input and output blocks.
         conv: the final 3x3 convolution (all official sizes but H).
@@ -91,14 +91,19 @@ class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         skip_scale: SkipScale = 1.0,
     ) -> None:
         super().__init__()
-        self.config: dict[str, Any] = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
+        self.config: dict[str, Any] = collect_arguments(locals())
         check_sizes(self.config)
         check_choice(_INITS, init=init)
         if depth % 2:
-            raise UserError(f"depth must be even, since input and output blocks come in pairs, got {depth}")
-        self.image_size, self.channels, self.num_classes = image_size, channels, num_classes
-        self.dim, self.time_scale, self.checkpointing = dim, time_scale, checkpointing
-        self.null_label, self.num_prefix_tokens = null_label and num_classes > 0, 1 + (num_classes > 0)
+            raise UserError(f"depth must be even, because input and output blocks come in pairs, got {depth}")
+        self.image_size = image_size
+        self.channels = channels
+        self.num_classes = num_classes
+        self.null_label = null_label and num_classes > 0
+        self.num_prefix_tokens = 2 if num_classes > 0 else 1
+        self.dim = dim
+        self.time_scale = time_scale
+        self.checkpointing = checkpointing
 
         self._build_embeddings(patch_size, mlp_time_embed)
         half = depth // 2
@@ -112,11 +117,11 @@ class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         self.final_layer = nn.Conv2d(channels, channels, 3, padding=1) if conv else nn.Identity()
 
         self.record_shortcuts(decay.shortcuts(depth + 1, alpha_min, schedule, granularity, index, branches))
-        self.layers = block_layers(self.decayed_blocks(), denoiser=True)
+        self.layers = block_layers(self.find_decayed_blocks(), denoiser=True)
         _INITS[init](self)
         if zero_init or (zero_init is None and alpha_min < 1.0):
             self.silence(self.blocks())
-        self.record_long_skips(SkipPlan.mirrored(depth + 1, half * skip, self.pos_embed.shape[1]))
+        self.record_long_skips(plan_mirrored_skips(depth + 1, half * skip, self.pos_embed.shape[1]))
 
     def _build_embeddings(self, patch_size: int, mlp_time_embed: bool) -> None:
         """Create the embeddings of patches, time, labels and positions."""
@@ -127,7 +132,8 @@ class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
             self.time_embed = nn.Sequential(nn.Linear(dim, 4 * dim), nn.SiLU(), nn.Linear(4 * dim, dim))
         if self.num_classes:
             self.label_emb = nn.Embedding(self.num_classes + self.null_label, dim)
-        self.pos_embed = nn.Parameter(torch.zeros(1, self.num_prefix_tokens + self.patch_embed.tokens, dim))
+        tokens = self.num_prefix_tokens + self.patch_embed.tokens
+        self.pos_embed = nn.Parameter(torch.zeros(1, tokens, dim))
 
     def blocks(self) -> list[Block]:
         """Return all blocks in execution order."""
@@ -140,7 +146,7 @@ class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         y: Int[Tensor, " b"] | None = None,
         layers: tuple[int, ...] = (),
     ) -> Float[Tensor, "b c h w"] | tuple[Float[Tensor, "b c h w"], tuple[Tokens, ...]]:
-        """Return the prediction; with `layers` also their token states, see `HasIntermediates`."""
+        """Return the prediction; with `layers` also the token states of these layers, see `HasIntermediates`."""
         tokens, states = last_and_kept(self.forward_intermediates(x, t, y), layers)
         with without_autocast(tokens):
             patches = self.decoder_pred(self.norm(tokens))[:, self.num_prefix_tokens :]
@@ -151,18 +157,19 @@ class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         self, x: Float[Tensor, "b c h w"], t: Float[Tensor, " b"], y: Int[Tensor, " b"] | None = None
     ) -> Iterator[Tokens]:
         """Yield the token states after the embeddings and after every block (`layers`); y = None is the null label."""
-        time = self._embedded_time(t)
-        skips = len(self.out_blocks) * self.config["skip"]
-        return self.run_blocks(self._embed(x, time, y), self.blocks(), skips, time=time)
+        time = self._embed_time(t)
+        tokens = self._embed(x, time, y)
+        skips = len(self.out_blocks) if self.config["skip"] else 0
+        return self.run_blocks(tokens, self.blocks(), skips, time=time)
 
-    def _embedded_time(self, t: Float[Tensor, " b"]) -> Float[Tensor, "b d"]:
-        """Return the embedding of the time, in the dtype of the weights."""
+    def _embed_time(self, t: Float[Tensor, " b"]) -> Float[Tensor, "b d"]:
+        """Return the embedding of the time in the dtype of the weights: float32 unless the network was converted."""
         with without_autocast(t):
-            # float32 but for a network that was converted as a whole
-            return self.time_embed(timestep_embedding(self.time_scale * t, self.dim).to(self.pos_embed.dtype))
+            waves = timestep_embedding(self.time_scale * t, self.dim)
+            return self.time_embed(waves.to(self.pos_embed.dtype))
 
     def _embed(self, x: Tensor, time: Float[Tensor, "b d"], y: Tensor | None) -> Tokens:
-        """Return the tokens [label, time, patches], without a label for an unconditional network."""
+        """Return the tokens [label, time, patches], or [time, patches] for an unconditional network."""
         tokens = [time[:, None], self.patch_embed(x)]
         if self.num_classes:
             if y is None:

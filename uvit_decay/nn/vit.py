@@ -1,9 +1,9 @@
 """Vision transformer with decayed identity shortcuts: the encoder of an MAE, with a linear classifier or without one.
 
-Names and shapes are the ones of timm's and of MAE's code: an official state_dict loads with strict=True, and with
+Names and shapes are the same as in timm and in MAE's code: an official state_dict loads with strict=True, and with
 alpha_min = 1 the function is the same. Tokens are [class, patches]; positions are initialised with fixed sines and
-cosines. alpha runs over the 2 depth residual branches in execution order. Blocks, their norms and the heads are those
-of MAE (He et al., CVPR 2022): eps 1e-6, biases in the attention, exact GELU.
+cosines. alpha runs over the 2 depth residual branches in execution order. Blocks, norms and heads follow MAE (He et
+al., CVPR 2022): eps 1e-6, biases in the attention, exact GELU.
 
 b = batch, n = patches, d = width, L = depth.
 """
@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from uvit_decay import decay
-from uvit_decay.nn.base import DecayedNet, check_sizes, init_linears
+from uvit_decay.nn.base import DecayedNet, check_sizes, collect_arguments, init_linears
 from uvit_decay.nn.block import Block, NormType, Tokens, build_norm
 from uvit_decay.nn.embed import PatchEmbed, Pixels, PixelScale, sincos_positions, without_autocast
 from uvit_decay.nn.intermediates import block_layers
@@ -30,7 +30,7 @@ DECAY = ("alpha_min", "schedule", "granularity", "index", "branches")  # argumen
 
 
 class Encoder(DecayedNet):
-    """Embeddings, tokens [class, patches] and decayed blocks (abstract); `config` are the arguments of the subclass."""
+    """Encoder with tokens [class, patches] and decayed blocks (abstract); `config` has the subclass's arguments."""
 
     num_classes = 0
     null_label = False
@@ -40,25 +40,32 @@ class Encoder(DecayedNet):
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
         check_sizes({"num_classes": 0, **config})
-        self.config, self.checkpointing = config, config["checkpointing"]
-        self.image_size, self.patch_size = config["image_size"], config["patch_size"]
-        self.channels, self.dim = config["channels"], config["dim"]
+        self.config = config
+        self.checkpointing = config["checkpointing"]
+        self.image_size = config["image_size"]
+        self.patch_size = config["patch_size"]
+        self.channels = config["channels"]
+        self.dim = config["dim"]
         self.scale = PixelScale.of(config["pixels"], self.channels)
 
         self.patch_embed = PatchEmbed(self.image_size, self.patch_size, self.channels, self.dim)
         self.cls_token = nn.Parameter(torch.empty(1, 1, self.dim))
         self.pos_embed = nn.Parameter(positions(self.image_size // self.patch_size, self.dim))
         self.blocks = self.block_list(self.dim, config["heads"], config["depth"])
-        self.record_shortcuts(decay.shortcuts(len(self.blocks), **{name: config[name] for name in DECAY}))
+        options = {name: config[name] for name in DECAY}
+        self.record_shortcuts(decay.shortcuts(len(self.blocks), **options))
         if self.shortcuts.depth is not None and self.shortcuts.depth.time:
-            raise UserError(f"the schedule {config['schedule']} needs a denoiser's time: set schedule to dar")
-        self.layers = block_layers(self.decayed_blocks(), denoiser=False)
+            raise UserError(f"the schedule {config['schedule']} needs a denoiser's time; set schedule to dar")
+        self.layers = block_layers(self.find_decayed_blocks(), denoiser=False)
 
     def block_list(self, dim: int, heads: int, depth: int) -> nn.ModuleList:
-        """Return `depth` new blocks of this width, of the encoder or the decoder."""
-        ratio, qk_norm, norm_type = (self.config[name] for name in ("mlp_ratio", "qk_norm", "norm_type"))
-        options = dict(qkv_bias=True, eps=EPS, qk_norm=qk_norm, norm_type=norm_type)
-        return nn.ModuleList([Block(dim, heads, ratio, **options) for _ in range(depth)])
+        """Return `depth` new blocks of width `dim`, for the encoder or the decoder."""
+        mlp_ratio = self.config["mlp_ratio"]
+        options = {"qk_norm": self.config["qk_norm"], "norm_type": self.config["norm_type"]}
+        blocks = nn.ModuleList()
+        for _ in range(depth):
+            blocks.append(Block(dim, heads, mlp_ratio, qkv_bias=True, eps=EPS, **options))
+        return blocks
 
     def init_weights(self) -> None:
         """Initialise as MAE: xavier-uniform linear maps with biases 0, class and mask tokens normal(0, 0.02)."""
@@ -72,20 +79,23 @@ class Encoder(DecayedNet):
         """Return the depth of a parameter for layer-wise learning rates: 0 embeddings, i + 1 block i, L + 1 others."""
         if name in ("cls_token", "pos_embed") or name.startswith("patch_embed."):
             return 0
-        return int(name.split(".")[1]) + 1 if name.startswith("blocks.") else len(self.blocks) + 1
+        if name.startswith("blocks."):
+            return int(name.split(".")[1]) + 1
+        return len(self.blocks) + 1
 
     def forward_intermediates(self, x: Float[Tensor, "b c h w"]) -> Iterator[Tokens]:
-        """Yield the token states [class, patches] after the embeddings and after every block (`layers`), not normed."""
+        """Yield the token states [class, patches] after the embeddings and after every block (`layers`), unnormed."""
         return self.run_blocks(self.embed(x), [*self.blocks], 0)
 
     def embed(self, x: Float[Tensor, "b c h w"]) -> Tokens:
         """Return the embedded tokens [class, patches] with their positions."""
         patches = self.patch_embed(self.scale.normalise(x)) + self.pos_embed[:, 1:]
-        return torch.cat([(self.cls_token + self.pos_embed[:, :1]).expand(len(x), -1, -1), patches], dim=1)
+        class_token = self.cls_token + self.pos_embed[:, :1]
+        return torch.cat([class_token.expand(len(x), -1, -1), patches], dim=1)
 
 
 class ViT(Encoder, pipeline_tag="image-feature-extraction"):
-    """Vision transformer net(x) -> (b, num_classes) logits: images (b, c, h, w) of about [-1, 1], as all networks here.
+    """Vision transformer net(x) -> (b, num_classes) logits of images (b, c, h, w) of about [-1, 1].
 
     Args:
         image_size: height and width in pixels.
@@ -95,10 +105,10 @@ class ViT(Encoder, pipeline_tag="image-feature-extraction"):
         depth: number of blocks L.
         heads: attention heads.
         mlp_ratio: hidden width of the MLPs over d.
-        num_classes: K classes of the linear head; 0 is an encoder without head.
+        num_classes: K classes of the linear head; 0 for an encoder without head.
         pool: input of the head: the class token (`cls`) after `norm`, or the mean of patch tokens after `fc_norm`.
-        norm: layer norm of the tokens after the last block, for `cls` (an MAE of the decay's authors has none); a
-            classifier of `mean` has `fc_norm` in any case.
+        norm: layer norm of the tokens after the last block, for `cls` (an MAE of the decay's authors has no such norm).
+            A classifier with pool `mean` always has `fc_norm`.
         batch_norm: batch norm without weights before the head, as in MAE's linear probe.
         alpha_min: weight of the deepest identity shortcut, in (0, 1]; 1 is the ordinary network.
         schedule: how alpha falls with depth, see `uvit_decay.decay.shortcuts`.
@@ -136,18 +146,20 @@ class ViT(Encoder, pipeline_tag="image-feature-extraction"):
         qk_norm: bool = False,
         norm_type: NormType = "layer",
     ) -> None:
-        config = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        config = collect_arguments(locals())
         check_choice(HeadPool, pool=pool)
         super().__init__(config)
-        self.num_classes, self.pool = num_classes, pool
+        self.num_classes = num_classes
+        self.pool = pool
         if norm and pool == "cls":
             self.norm = build_norm(norm_type, dim, EPS)
         if num_classes:
             if pool == "mean":
                 self.fc_norm = build_norm(norm_type, dim, EPS)
-            linear = nn.Linear(dim, num_classes)
-            batch_normed = (nn.BatchNorm1d(dim, eps=1e-6, affine=False), linear)
-            self.head = nn.Sequential(*batch_normed) if batch_norm else linear
+            head: nn.Module = nn.Linear(dim, num_classes)
+            if batch_norm:
+                head = nn.Sequential(nn.BatchNorm1d(dim, eps=1e-6, affine=False), head)
+            self.head = head
         self.init_weights()
         if zero_init:
             self.silence([*self.blocks])
@@ -160,9 +172,12 @@ class ViT(Encoder, pipeline_tag="image-feature-extraction"):
     def forward(
         self, x: Float[Tensor, "b c h w"], keep: Float[Tensor, "branches b"] | None = None
     ) -> Float[Tensor, "b classes"]:
-        """Return logits; `keep` multiplies the outputs of the 2 L branches, for stochastic depth."""
+        """Return logits; raise a UserError if the network has no classifier.
+
+        `keep` multiplies the outputs of the 2 L branches, for stochastic depth.
+        """
         if not self.num_classes:
-            raise UserError("this encoder has no classifier: set num_classes")
+            raise UserError("this encoder has no classifier; set num_classes")
         features = self.pooled(x, keep)
         with without_autocast(features):
             return self.head(features)
@@ -174,11 +189,14 @@ class ViT(Encoder, pipeline_tag="image-feature-extraction"):
         for state in self.run_blocks(self.embed(x), [*self.blocks], 0, keep=keep):
             tokens = state
         if self.pool == "cls":
-            return self.norm(tokens)[:, 0] if self.config["norm"] else tokens[:, 0]
+            if self.config["norm"]:
+                tokens = self.norm(tokens)
+            return tokens[:, 0]
         mean = tokens[:, 1:].mean(dim=1)
         return self.fc_norm(mean) if self.num_classes else mean
 
 
 def positions(side: int, dim: int) -> Float[Tensor, "1 n d"]:
-    """Return fixed positions of a class token, 0, and of side * side patches."""
-    return torch.cat([torch.zeros(1, dim), sincos_positions(side, dim)])[None]
+    """Return fixed position embeddings (1, n, d) of a class token, which are 0, and of side * side patches."""
+    class_token = torch.zeros(1, dim)
+    return torch.cat([class_token, sincos_positions(side, dim)])[None]

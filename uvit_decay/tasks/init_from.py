@@ -18,7 +18,7 @@ from uvit_decay.class_names import synonyms
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.decay.table import NAMES
 from uvit_decay.nn.base import DataLayers, HasDataLayers
-from uvit_decay.nn.embed import resized_positions
+from uvit_decay.nn.embed import resize_positions
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks.resumption.check import check_data, part_differences
 from uvit_decay.tasks.resumption.settings import Change, refusal
@@ -167,7 +167,7 @@ def _positions(net: nn.Module, theirs: nn.Module, state: State, layers: DataLaye
             yield name, None, f"computed for {side}x{side} patches"
             continue
         prefix = min(net.num_prefix_tokens, theirs.num_prefix_tokens)
-        value = resized_positions(value[:, theirs.num_prefix_tokens - prefix :], prefix, side)
+        value = resize_positions(value[:, theirs.num_prefix_tokens - prefix :], prefix, side)
         fresh = own[:, : net.num_prefix_tokens - prefix]
         notes = ["with a new one for the label"] if fresh.shape[1] else []
         notes += [f"interpolated from {resized}"] if side != before else []
