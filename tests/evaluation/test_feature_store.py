@@ -42,13 +42,13 @@ def test_what_is_there_is_used_again(store, features):
 
 @pytest.mark.parametrize(("about", "parts"), [({"of": "another"}, PARTS), ({"of": "something"}, [range(0, 10)])])
 def test_features_of_something_else_are_refused(store, about, parts):
-    with raises_user_error("another evaluation"):
+    with raises_user_error(store.folder, "--out"):
         FeatureStore(store.folder, about, parts).open()
 
 
 def test_a_folder_of_other_things_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("all of it")
-    with raises_user_error("in the way"):
+    with raises_user_error(tmp_path):
         FeatureStore(tmp_path, {}, PARTS).open()
     assert (tmp_path / "thesis.tex").read_text() == "all of it"
 
@@ -107,10 +107,18 @@ def test_what_an_extractor_must_not_return_is_one_line(store, wrong):
         store.add(PARTS[1], {"features": wrong})
 
 
-@pytest.mark.parametrize("content", ["", "[" * 10**5, "3", '"x"', "\xff", "{}"])
-def test_a_damaged_description_is_one_line(whole, content):
-    (whole.folder / "about.json").write_text(content, encoding="latin-1")
-    with raises_user_error(whole.folder):
+@pytest.mark.parametrize("content", ["", "[" * 10**5, "\xff"])
+def test_a_description_that_cannot_be_read_is_one_line(whole, content):
+    path = whole.folder / "about.json"
+    path.write_text(content, encoding="latin-1")
+    with raises_user_error(path):
+        again(whole).open()
+
+
+@pytest.mark.parametrize("content", ["3", '"x"', "{}"])
+def test_a_description_of_something_else_is_one_line(whole, content):
+    (whole.folder / "about.json").write_text(content)
+    with raises_user_error(whole.folder, "--out"):
         again(whole).open()
 
 

@@ -2,6 +2,7 @@ import copy
 import json
 import pickle
 
+import jaxtyping
 import pytest
 import torch
 from huggingface_hub import ModelCard
@@ -55,40 +56,46 @@ def test_networks_carry_nothing_of_the_mixin(network):
         assert torch.equal(output(copied, UVIT.inputs()), output(network, UVIT.inputs()))
 
 
-def test_what_does_not_fit_is_refused(network, tmp_path):
+def test_what_does_not_fit_is_refused(network, tmp_path, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # whose checks of types would come first
     network.save_pretrained(tmp_path)
     weights, config = tmp_path / "model.safetensors", tmp_path / "config.json"
     arguments, content = json.loads(config.read_text()), weights.read_bytes()
     state = load(content)  # not load_file, whose tensors lie in the file that is written anew here
 
-    for other in (SiT, MAE, ViT, ResNet):
-        with raises_user_error(""):
+    for other, fragments in {
+        SiT: ("skip", True),
+        MAE: ("alphas", "10 branches", "8 branches"),
+        ViT: ("alphas", "10 branches", "8 branches"),
+        ResNet: ("depth", arguments["depth"]),
+    }.items():
+        with raises_user_error(fragments):
             other.from_pretrained(tmp_path)
-    with raises_user_error("alphas"):
+    with raises_user_error("alpha_min", 0.7, 0.5):
         UViT.from_pretrained(tmp_path, alpha_min=0.5)
 
     weights.write_bytes(content[:-1])
-    with raises_user_error("UViT"):
+    with raises_user_error("UViT", tmp_path):
         UViT.from_pretrained(tmp_path)
     save_file({name: value for name, value in state.items() if name != "norm.weight"}, weights)
-    with raises_user_error("Missing key", "norm.weight"):
+    with raises_user_error("UViT", tmp_path, "Missing key", '"norm.weight"'):
         UViT.from_pretrained(tmp_path, strict=False)  # loading is strict whatever is asked
     save_file(state | {"more": torch.zeros(1)}, weights)
-    with raises_user_error("Unexpected key", '"more"'):
+    with raises_user_error("UViT", tmp_path, "Unexpected key", '"more"'):
         UViT.from_pretrained(tmp_path)
     save_file(state, weights)
 
-    for text, message in [
-        (json.dumps(arguments | {"depth": "4"}), "depth"),
-        (json.dumps(arguments | {"dim": 64}), "size mismatch"),
-        ("{", ("UViT", "Expecting")),
-        ("[1]", "UViT"),
+    for text, fragments in [
+        (json.dumps(arguments | {"depth": "4"}), ("depth", 4)),
+        (json.dumps(arguments | {"dim": 64}), ("UViT", tmp_path, "pos_embed", "[1, 18, 16]", "[1, 18, 64]")),
+        ("{", ("UViT", tmp_path, "line 1 column 2")),
+        ("[1]", ("UViT", tmp_path, "list")),
     ]:
         config.write_text(text)
-        with raises_user_error(message):
+        with raises_user_error(fragments):
             UViT.from_pretrained(tmp_path)
     config.unlink()
-    with raises_user_error("alphas"):
+    with raises_user_error("alpha_min", "10 branches", "26 branches"):  # of the default depth
         UViT.from_pretrained(tmp_path)
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.neighbors import KNeighborsClassifier
+from torch.overrides import TorchFunctionMode
 
 from uvit_decay.representations import knn
 from uvit_decay.representations.knn import knn_accuracy, neighbours, vote
@@ -85,3 +86,28 @@ def test_lengths_and_precision_do_not_matter_and_zeros_do_not_crash(data):
     expected = predicted(half.float(), y, half_test.float())
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(predicted(half, y, half_test), expected)
+
+
+class Copies(TorchFunctionMode):
+    """Notes which copies to another device or dtype do not wait until they are done."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.without_waiting: list[bool] = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is torch.Tensor.to:
+            self.without_waiting.append(bool(kwargs and kwargs.get("non_blocking")))
+        return function(*args, **kwargs or {})
+
+
+def test_only_a_copy_to_an_accelerator_does_not_wait(data):
+    """The CPU would read the features of a GPU before they have arrived."""
+    train, y, test, y2 = data
+    with Copies() as copies:
+        knn_accuracy(train, y, test, y2)
+    assert len(copies.without_waiting) >= 1 + CELLS  # the labels, and the features of each cell
+    assert not any(copies.without_waiting)
+    with Copies() as copies:
+        neighbours(train[0], test[0].to("meta"), 5)
+    assert any(copies.without_waiting)

@@ -1,6 +1,7 @@
 """Groups of parameters, rates and schedules against the formulas of MAE's code; resumption of each optimizer."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from uvit_decay import decay
 from uvit_decay.callbacks import LastCheckpoint
 from uvit_decay.data import Digits
 from uvit_decay.tasks import DiffusionTask
-from uvit_decay.tasks.optimization import Optimization
+from uvit_decay.tasks.optimization import Optimization, run_length
 from uvit_decay.tasks.resumption.check import check
 
 
@@ -131,6 +132,32 @@ def test_blr_is_scaled_by_the_global_batch():
     assert Optimization(blr=1.5e-4).rate(4096) == pytest.approx(2.4e-3)
     assert Optimization(1e-3).rate(4096) == 1e-3
     assert (Optimization().rate(4096), Optimization().warmup(5)) == (2e-4, 2500)
+
+
+class NoLoader(Digits):
+    """Data whose loader must not be made: it could move all images to a GPU once more."""
+
+    def train_dataloader(self):
+        raise AssertionError("a loader was made")
+
+
+@pytest.mark.parametrize(
+    ("limit", "max_epochs", "max_steps", "expected"),
+    [
+        (1.0, 3, -1, (44, 132)),
+        (1.0, None, -1, (44, math.inf)),
+        (1.0, -1, 100, (44, 100)),
+        (0.25, 3, -1, (11, 33)),
+        (5, 3, 20, (5, 15)),
+    ],
+)
+def test_the_length_of_a_run_is_known_without_a_loader(limit, max_epochs, max_steps, expected):
+    data = NoLoader(32)
+    data.setup()
+    trainer = SimpleNamespace(datamodule=data, limit_train_batches=limit, accumulate_grad_batches=1)
+    trainer.max_epochs, trainer.max_steps = max_epochs, max_steps
+    assert run_length(trainer) == expected
+    assert data.count_train_batches() == len(Digits.train_dataloader(data)) == 44
 
 
 def run(folder, optim, *callbacks, max_steps, ckpt_path=None, **options):

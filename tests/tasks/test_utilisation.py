@@ -10,6 +10,7 @@ from lightning.pytorch.loggers import CSVLogger
 from refusals import find_line
 from small_mae import mae_task
 from small_vit import small_vit
+from torch.utils.benchmark import Timer
 
 from uvit_decay.data import Digits
 from uvit_decay.nn import UViT
@@ -102,6 +103,26 @@ def test_the_rate_of_matrix_products_is_positive_and_measured_once():
     rate = matrix_rate(CPU, torch.float32, 1)
     assert rate > 1e8
     assert matrix_rate(CPU, torch.float32, 1) == rate
+
+
+def test_the_rate_is_measured_on_random_matrices(monkeypatch):
+    """A GPU multiplies constant matrices faster, so that a utilisation by their rate would be too small."""
+    seen = {}
+
+    class Recorded(Timer):
+        def __init__(self, statement, globals, **options):
+            seen.update(globals)
+            super().__init__(statement, globals=globals, **options)
+
+    monkeypatch.setattr("torch.utils.benchmark.Timer", Recorded)
+    monkeypatch.setattr(utilisation, "SECONDS", 1e-3)
+    before = torch.get_rng_state()
+    matrix_rate.__wrapped__(CPU, torch.float32, 1)
+    for name in ("a", "b"):
+        assert seen[name].mean().abs() < 0.01
+        assert seen[name].std() == pytest.approx(1, abs=0.01)
+    assert not torch.equal(seen["a"], seen["b"])
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 class Hooked(DiffusionTask):

@@ -214,3 +214,7 @@ def check_values(config: Namespace) -> None:
         raise UserError(f"--trainer.strategy {strategy}: fsdp is the one that shards here; ddp does not shard")
     if str(config.trainer.precision) not in ("None", "32", "32-true", "bf16-mixed"):
         raise UserError(f"--trainer.precision {config.trainer.precision}: train in 32-true or bf16-mixed")
+    arguments = config.model.get("init_args") or {}
+    for name, setting in {"optim": "lr", "sampling": "steps"}.items():
+        if name in arguments and arguments[name] is None:
+            raise UserError(f"--model.{name} null: it takes settings; give --model.{name}.{setting} or leave it out")
