@@ -12,7 +12,7 @@ from record_ops import Waits
 from small_mae import small_mae
 
 from uvit_decay.autoencoder import Autoencoder
-from uvit_decay.data.augment import Augment, erased
+from uvit_decay.data.augment import Augment, erase_boxes
 from uvit_decay.data.augmented import Cached
 from uvit_decay.data.decoding import ResizedCentre
 from uvit_decay.diffusion.likelihood import log_likelihood
@@ -186,7 +186,7 @@ def test_crops_and_erased_rectangles_never_wait():
     images = Cached(there(9, 3, 16, 16, dtype=torch.uint8), torch.arange(9), 12, ResizedCentre(0.875))
     rows = torch.arange(4)
     draws = Augment().draws(0, rows)
-    for crop in (lambda: images.augmented([1, 2, 3, 4], draws)[0], lambda: images[[5, 6, 7, 8]][0]):
+    for crop in (lambda: images.augment([1, 2, 3, 4], draws)[0], lambda: images[[5, 6, 7, 8]][0]):
         found, crops = waits_of(crop)
         assert (crops.device, crops.shape, found) == (META, (4, 3, 12, 12), {})
-    assert waits_of(lambda: erased(there(4, 3, 12, 12), 1.0, 0, rows))[0] == {}
+    assert waits_of(lambda: erase_boxes(there(4, 3, 12, 12), 1.0, 0, rows))[0] == {}

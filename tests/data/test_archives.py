@@ -115,6 +115,10 @@ def test_tars_without_images(tmp_path):
     fails(tar_of(tmp_path / "text.tar", {"cat/a.txt": b"text", "cat/.hidden.png": b"x"}), "no images", ".png")
 
 
+def test_images_at_the_top_and_in_an_absolute_folder(tmp_path):
+    fails(tar_of(tmp_path / "t.tar", {"a.png": png(), "/cat/b.png": png(1)}), "/cat")
+
+
 def test_what_is_no_tar(tmp_path):
     for data in (b"", b"text", bytes(100), noise(5000).tobytes()):
         (tmp_path / "x.tar").write_bytes(data)

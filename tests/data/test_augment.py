@@ -13,7 +13,7 @@ from timm.data.auto_augment import posterize, rand_augment_transform
 from timm.data.random_erasing import RandomErasing
 from torchvision.transforms import RandomResizedCrop
 
-from uvit_decay.data.augment import Augment, AugmentDraw, _posterize, erased, rand_augment, seeded
+from uvit_decay.data.augment import Augment, AugmentDraw, _posterize, erase_boxes, global_seeds, rand_augment
 
 NAME = "rand-m9-mstd0.5-inc1"
 
@@ -78,9 +78,9 @@ def test_rand_augment_is_timms_and_leaves_the_global_generators_as_they_were():
     timms, changed = rand_augment_transform(NAME, options), 0
     state = random.getstate(), np.random.get_state()[1].copy()  # noqa: NPY002
     for seed in range(20):
-        with seeded([seed, seed + 1]):
+        with global_seeds([seed, seed + 1]):
             found = np.asarray(rand_augment(NAME, 48, 3)(image))
-        with seeded([seed, seed + 1]):
+        with global_seeds([seed, seed + 1]):
             np.testing.assert_array_equal(found, np.asarray(timms(image)))
         changed += not np.array_equal(found, np.asarray(image))
     assert changed > 8
@@ -91,7 +91,7 @@ def test_rand_augment_is_timms_and_leaves_the_global_generators_as_they_were():
 def test_posterizing_to_no_bits_gives_black_as_with_older_pillow():
     image, black = Image.fromarray(noise(16, 16, 3)), 0
     for seed in range(40):
-        with seeded([seed, seed]):
+        with global_seeds([seed, seed]):
             black += not np.asarray(rand_augment("rand-m10-n1-p1-inc1", 16, 3)(image)).any()
     assert black > 0
     for bits in (1, 4, 8):
@@ -102,7 +102,7 @@ def test_posterizing_to_no_bits_gives_black_as_with_older_pillow():
 def test_rand_augment_takes_grey_images():
     image = Image.fromarray(noise(32, 32))
     for seed in range(60):  # all operations
-        with seeded([seed, seed]):
+        with global_seeds([seed, seed]):
             found = rand_augment(NAME, 32, 1)(image)
         assert (found.mode, found.size) == ("L", (32, 32))
 
@@ -110,9 +110,9 @@ def test_rand_augment_takes_grey_images():
 def test_erased_rectangles_are_those_of_timm_in_share_size_and_noise():
     mean, deviation = (torch.tensor(part)[:, None, None] for part in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
     empty, count = torch.full((3, 40, 48), 7.0), 2000
-    found = erased(empty.expand(count, -1, -1, -1), 0.25, 1, torch.arange(count))
+    found = erase_boxes(empty.expand(count, -1, -1, -1), 0.25, 1, torch.arange(count))
     timms = RandomErasing(0.25, mode="pixel", device="cpu")
-    with seeded([0, 0]):
+    with global_seeds([0, 0]):
         expected = torch.stack([timms(empty.clone()) for _ in range(count)])
     holes, theirs = ((images[:, 0] != 7.0).flatten(1) for images in (found, expected))
     assert abs(holes.any(1).float().mean() - 0.25) < 0.03
@@ -133,11 +133,11 @@ def is_rectangle(mask):
 
 def test_erasing_depends_on_the_row_alone_and_may_be_off():
     images, rows = torch.zeros(32, 1, 16, 16), torch.arange(50, 82)
-    whole = erased(images, 0.5, 1, rows)
-    assert torch.equal(erased(images[4:9], 0.5, 1, rows[4:9]), whole[4:9])
-    assert erased(images, 0.0, 1, rows) is images
+    whole = erase_boxes(images, 0.5, 1, rows)
+    assert torch.equal(erase_boxes(images[4:9], 0.5, 1, rows[4:9]), whole[4:9])
+    assert erase_boxes(images, 0.0, 1, rows) is images
     assert not images.any()
-    assert erased(images, 1.0, 1, rows).flatten(1).any(1).all()
+    assert erase_boxes(images, 1.0, 1, rows).flatten(1).any(1).all()
 
 
 @pytest.mark.parametrize(

@@ -35,9 +35,9 @@ def test_what_is_no_list(tmp_path):
     fails(tmp_path, "file", look=class_list)
     file = tmp_path / "mine.txt"
     for data, words in {
-        b"# nothing\n": ("no class",),
+        b"# nothing\n": ("classes",),
         b"\xff\xfe\x00": ("utf-8",),
-        b"cat\n\ndog\n cat \n": ("class cat is in 2 lines",),
+        b"cat\n\ndog\n cat \n": ("cat", "2"),
     }.items():
         file.write_bytes(data)
         fails(file, *words, look=class_list)

@@ -1,4 +1,4 @@
-"""Images in a folder, a zip or a tar: found, and read by number.
+"""Find the images in a folder, a zip or a tar, and read them by number.
 
 Nothing is unpacked to disk and links inside archives are not followed, so absolute names and '..' are harmless. A tar
 has no table of contents: it is scanned once for the offset of every file, which is then read with one pread.
@@ -16,7 +16,7 @@ import threading
 import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
@@ -45,33 +45,37 @@ class ArchiveIndex(NamedTuple):
 def find(path: Path, extensions: Collection[str]) -> ArchiveIndex:
     """Find the files with these (lower-case) extensions in a folder, zip or tar; hidden files are left out.
 
-    Links in a folder are followed. Archives inside of a folder or an archive are not opened.
+    Links in a folder are followed. Archives inside a folder or an archive are not opened.
     """
     if path.is_dir():
-        return ArchiveIndex(_chosen(_folder_names(path), extensions))
+        return ArchiveIndex(_choose(_folder_names(path), extensions))
     if _is_tar(path):
         return _find_in_tar(path, extensions)
-    return ArchiveIndex(_chosen(_open_zip(path)[0].namelist(), extensions))
+    return ArchiveIndex(_choose(_open_zip(path).archive.namelist(), extensions))
 
 
-def _chosen(names: Iterable[str], extensions: Collection[str]) -> tuple[str, ...]:
-    return tuple(sorted({name for name in names if _extension(name) in extensions and not _hidden(name)}))
+def _choose(names: Iterable[str], extensions: Collection[str]) -> tuple[str, ...]:
+    """Return the sorted names of the visible files with these extensions, each name once."""
+    chosen = {name for name in names if _is_chosen(name, extensions)}
+    return tuple(sorted(chosen))
 
 
-def _extension(name: str) -> str:
-    return os.path.splitext(name)[1].lower()
+def _is_chosen(name: str, extensions: Collection[str]) -> bool:
+    extension = os.path.splitext(name)[1].lower()
+    return extension in extensions and not _is_hidden(name)
 
 
-def _hidden(name: str) -> bool:
+def _is_hidden(name: str) -> bool:
     """Return whether a name is hidden, added by macOS (__MACOSX, ._x.jpg) or outside the archive ('..')."""
     return any(part == "__MACOSX" or (part.startswith(".") and part != ".") for part in name.split("/"))
 
 
 def _find_in_tar(path: Path, extensions: Collection[str]) -> ArchiveIndex:
     with open_file(path) as file:
-        spans = _scan(file, path, extensions)
-    names = tuple(sorted(spans))
-    return ArchiveIndex(names, np.array([spans[name] for name in names], np.int64).reshape(-1, 2))
+        span_of = _scan(file, path, extensions)
+    names = tuple(sorted(span_of))
+    spans = [span_of[name] for name in names]
+    return ArchiveIndex(names, np.array(spans, np.int64).reshape(-1, 2))
 
 
 def _folder_names(path: Path) -> Iterator[str]:
@@ -84,18 +88,19 @@ def _folder_names(path: Path) -> Iterator[str]:
             state = os.stat(path / folder)
             twin = seen.setdefault((state.st_dev, state.st_ino), folder)
             if twin != folder:  # otherwise a walk with two links to a parent would not end
-                raise UserError(f"{path}: a link makes {folder} and {twin} one folder: remove it")
+                raise UserError(f"{path}: {folder} and {twin} are one folder because of a link; remove the link")
             for entry in entries:
                 name = entry.name if folder == "." else f"{folder}/{entry.name}"
                 if not entry.is_dir():
                     yield name
-                elif not _hidden(entry.name):
+                elif not _is_hidden(entry.name):
                     waiting.append(name)
 
 
 def _is_tar(path: Path) -> bool:
     with open_file(path) as file:
-        return path.suffix.lower() == ".tar" or file.read(512)[257:262] == b"ustar"
+        header = file.read(512)
+    return path.suffix.lower() == ".tar" or header[257:262] == b"ustar"
 
 
 def _scan(file: BinaryIO, where: Path, extensions: Collection[str]) -> dict[str, tuple[int, int]]:
@@ -104,51 +109,57 @@ def _scan(file: BinaryIO, where: Path, extensions: Collection[str]) -> dict[str,
     links = 0
     bar = tqdm(_entries(file, where), f"scanning {where.name}", unit=" files", delay=_PATIENCE)
     for entry in bar:
-        if _hidden(entry.name) or _extension(entry.name) not in extensions:
+        if not _is_chosen(entry.name, extensions):
             continue
         if entry.isreg():
-            found[entry.name] = entry.offset_data, entry.size
-        links += entry.issym() or entry.islnk()
+            found[entry.name] = (entry.offset_data, entry.size)
+        elif entry.issym() or entry.islnk():
+            links += 1
     if links:
-        print(f"{where}: {links} links left out: pack with --dereference --hard-dereference", file=sys.stderr)
+        hint = "to include their files, pack with --dereference --hard-dereference"
+        print(f"{where}: {links} links left out; {hint}", file=sys.stderr)
     return found
 
 
 def _entries(file: BinaryIO, where: Path) -> Iterator[tarfile.TarInfo]:
-    """Yield the members of a tar; raise a UserError if it is damaged, or no tar."""
+    """Yield the members of a tar; raise a UserError if the file is damaged or is not a tar."""
     # MemoryError: a header claims a name of terabytes
-    damage = explained(f"{where}: not a tar, or one that is compressed, damaged or cut short", *DAMAGED, MemoryError)
+    damage = explained(f"{where}: not a tar, or a compressed, damaged or cut short one", *DAMAGED, MemoryError)
     with damage, tarfile.open(fileobj=file, mode="r:") as archive:
         while (entry := archive.next()) is not None:
             archive.members.clear()  # tarfile keeps every member: 1 GB for a million files
-            if not 0 <= entry.size < 2**62:  # with one below 0 tarfile would loop endlessly
+            if not 0 <= entry.size < 2**62:  # a negative size would make tarfile loop endlessly
                 raise tarfile.ReadError(f"a size of {entry.size} bytes")
             yield entry
         file.seek(archive.offset)
         # tarfile takes any block that is not a header, and the end of the file, for the end of the tar.
         if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
-            raise tarfile.ReadError(f"neither a member nor an end mark at byte {archive.offset}")
+            raise tarfile.ReadError(f"no member and no end mark at byte {archive.offset}")
 
 
 @contextmanager
-def opened(path: Path, index: ArchiveIndex) -> Iterator[Callable[[int], BytesIO]]:
-    """Yield a thread-safe function that returns the contents of file i; its UserErrors begin with a name or path."""
-    names, spans = index
-    zipped = _open_zip(path) if spans is None and not path.is_dir() else None
-    with nullcontext() if spans is None else open_file(path) as tar:
+def open_members(path: Path, index: ArchiveIndex) -> Iterator[Callable[[int], BytesIO]]:
+    """Yield a thread-safe function that returns the contents of file i.
+
+    The UserErrors of this function begin with the name of the file or with a path.
+    """
+    tar = shared_zip = None
+    with ExitStack() as stack:
+        if index.spans is not None:
+            tar = stack.enter_context(open_file(path))
+        elif not path.is_dir():
+            shared_zip = _open_zip(path)
 
         def read(i: int) -> bytes:
-            if zipped is not None:
-                archive, lock = zipped
-                _check_size(archive.getinfo(names[i]).file_size)  # zipfile unpacks no more than this
-                with lock:
-                    return archive.read(names[i])
-            if spans is None:
-                return _read_span(path / names[i])
-            return _read_span(tar, *spans[i].tolist())
+            if tar is not None:
+                offset, size = index.spans[i].tolist()
+                return _read_span(tar, offset, size)
+            if shared_zip is not None:
+                return shared_zip.read(index.names[i])
+            return _read_file(path / index.names[i])
 
         def fetch(i: int) -> BytesIO:
-            with explained(names[i], *DAMAGED):
+            with explained(index.names[i], *DAMAGED):
                 return BytesIO(read(i))
 
         yield fetch
@@ -161,20 +172,26 @@ def file_states(path: Path, index: ArchiveIndex, chosen: Iterable[int]) -> list[
         UserError: a file of a folder is gone, or the zip cannot be opened.
     """
     if index.spans is not None:
-        return [(size,) for size in index.spans[list(chosen), 1].tolist()]
+        sizes = index.spans[list(chosen), 1].tolist()
+        return [(size,) for size in sizes]
     if path.is_dir():
         with explained(f"{path} has changed", OSError):
             return [(os.stat(path / index.names[i]).st_size,) for i in chosen]
-    archive, _ = _open_zip(path)
-    members = (archive.getinfo(index.names[i]) for i in chosen)
+    archive = _open_zip(path).archive
+    members = [archive.getinfo(index.names[i]) for i in chosen]
     return [(member.file_size, member.CRC) for member in members]
 
 
-def _read_span(source: Path | BinaryIO, offset: int = 0, size: int | None = None) -> bytes:
-    with open_file(source) if isinstance(source, Path) else nullcontext(source) as file:
-        size = os.fstat(file.fileno()).st_size if size is None else size
-        _check_size(size)
-        data = os.pread(file.fileno(), size, offset)
+def _read_file(path: Path) -> bytes:
+    with open_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        return _read_span(file, 0, size)
+
+
+def _read_span(file: BinaryIO, offset: int, size: int) -> bytes:
+    """Return the bytes of a file at an offset, without moving its position, which threads share."""
+    _check_size(size)
+    data = os.pread(file.fileno(), size, offset)
     if len(data) < size:
         raise EOFError("the file has become shorter since it was listed")
     return data
@@ -185,25 +202,36 @@ def _check_size(size: int) -> None:
         raise ValueError(f"{size:,} bytes, more than the {LARGEST:,} that an image may have")
 
 
-def _open_zip(path: Path) -> tuple[zipfile.ZipFile, threading.Lock]:
-    """Return the open zip, cached because opening one of 50,000 files takes about a second.
+class _SharedZip:
+    """A zip for several threads: the lock protects the file position and the reference count of `archive`."""
 
-    Threads may share it with the lock, which protects its file position and its reference count.
-    """
+    def __init__(self, path: Path) -> None:
+        self.archive = zipfile.ZipFile(path)
+        self.lock = threading.Lock()
+
+    def read(self, name: str) -> bytes:
+        """Return the contents of a member; raise a ValueError if it is too large for an image."""
+        _check_size(self.archive.getinfo(name).file_size)  # zipfile unpacks no more than this
+        with self.lock:
+            return self.archive.read(name)
+
+
+def _open_zip(path: Path) -> _SharedZip:
+    """Return the zip, cached because opening a zip of 50,000 files takes about a second."""
     what = f"{path}: neither a folder nor a tar without compression, and not a zip, or one that is cut short"
     with explained(what, zipfile.BadZipFile, OSError, struct.error, ValueError, RuntimeError):
         state = path.stat()
-        # By process, too: a forked worker must not share its parent's file position or lock.
-        return _cached_zip(path, os.getpid(), state.st_mtime_ns, state.st_size)
+        # The key includes the process: a forked worker must not share its parent's file position or lock.
+        return _open_cached_zip(path, os.getpid(), state.st_mtime_ns, state.st_size)
 
 
 @lru_cache(maxsize=4)
-def _cached_zip(path: Path, *_: int) -> tuple[zipfile.ZipFile, threading.Lock]:
-    return zipfile.ZipFile(path), threading.Lock()
+def _open_cached_zip(path: Path, process: int, changed: int, size: int) -> _SharedZip:
+    return _SharedZip(path)
 
 
 def open_file(path: Path) -> BinaryIO:
-    """Open a regular file; raise a UserError for any other, such as a FIFO, where open would wait for a writer."""
+    """Open a regular file; raise a UserError for any other, such as a FIFO, whose opening would wait for a writer."""
     with explained(path, OSError):
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise OSError("not a regular file")

@@ -1,4 +1,4 @@
-"""The data module of randomly cropped images, for MAE and classifiers: decoded anew, or cropped in memory."""
+"""The data module of randomly cropped images, for MAE and classifiers: decoded per batch, or cropped in memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from PIL import Image
 from torch import Tensor
 
-from uvit_decay.data.augment import Augment, AugmentDraw, erased, rand_augment, seeded
+from uvit_decay.data.augment import Augment, AugmentDraw, erase_boxes, global_seeds, rand_augment
 from uvit_decay.data.batches import Augmentation, Batch, ImageSet, InMemory
 from uvit_decay.data.decoding import ResizedCentre, check_shape, decode_box, planes
 from uvit_decay.data.folder import Images, OnDisk
@@ -23,26 +23,27 @@ from uvit_decay.runtime.errors import check_numbers
 class Streamed(OnDisk):
     """Images that are decoded for every batch from their files; read by index, they have the test crop."""
 
-    def augmented(self, indices: list[int], draws: list[AugmentDraw]) -> tuple[Tensor, Tensor]:
+    def augment(self, indices: list[int], draws: list[AugmentDraw]) -> tuple[Tensor, Tensor]:
         """Return randomly changed images, uint8 (b, c, size, size), and labels (b,)."""
-        out = np.empty((len(indices), self.channels, self.image_size, self.image_size), np.uint8)
-        with self.listing.opened() as fetch:
-            for row, (index, draw) in enumerate(zip(indices, draws, strict=True)):
+        size = self.image_size
+        out = np.empty((len(indices), self.channels, size, size), np.uint8)
+        with self.listing.open() as fetch:
+            for pixels, index, draw in zip(out, indices, draws, strict=True):
                 i = self.chosen[index]
-                size, name = self.image_size, self.listing.members[i]
-                image = decode_box(fetch(i), name, size, self.channels, draw.box)
-                out[row] = planes(_changed(image, draw))
+                image = decode_box(fetch(i), self.listing.members[i], size, self.channels, draw.box)
+                image = _change(image, draw)
+                pixels[:] = planes(image)
         return torch.from_numpy(out), self.labels[indices]
 
 
-def _changed(image: Image.Image, draw: AugmentDraw) -> Image.Image:
+def _change(image: Image.Image, draw: AugmentDraw) -> Image.Image:
     """Mirror a cropped image and apply RandAugment, as drawn."""
     if draw.mirror:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     if draw.augment.rand_augment is None:
         return image
     change = rand_augment(draw.augment.rand_augment, image.width, len(image.getbands()))
-    with seeded(draw.seeds):
+    with global_seeds(draw.seeds):
         return change(image)
 
 
@@ -58,37 +59,43 @@ class Cached(InMemory):
 
     def __init__(self, images: Tensor, labels: Tensor, image_size: int, crop: ResizedCentre) -> None:
         super().__init__(images, labels)
-        self.image_size, self.crop = image_size, crop
+        self.image_size = image_size
+        self.crop = crop
 
     def __getitem__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
         images, labels = super().__getitem__(indices)
         return self.crop(images, self.image_size), labels
 
-    def augmented(self, indices: list[int], draws: list[AugmentDraw]) -> tuple[Tensor, Tensor]:
+    def augment(self, indices: list[int], draws: list[AugmentDraw]) -> tuple[Tensor, Tensor]:
         """Return randomly changed images, uint8 (b, c, size, size) on the device of the set, and labels (b,)."""
         from torchvision.transforms.v2 import InterpolationMode, functional  # takes a second to import
 
         images, labels = super().__getitem__(indices)
-        size, changed = [self.image_size, self.image_size], []
+        height, width = images.shape[2:]
+        size = [self.image_size, self.image_size]
+        changed = []
         for image, draw in zip(images, draws, strict=True):
-            box = draw.box(*image.shape[1:])
-            part = functional.resized_crop(image, *box, size, InterpolationMode.BICUBIC)
-            changed.append(part.flip(-1) if draw.mirror else part)
+            top, left, h, w = draw.box(height, width)
+            part = functional.resized_crop(image, top, left, h, w, size, InterpolationMode.BICUBIC)
+            if draw.mirror:
+                part = part.flip(-1)
+            changed.append(part)
         return torch.stack(changed), labels
 
 
-def _augmented(
+def _augment_batch(
     augment: Augment, seed: int, images: Streamed | Cached, indices: list[int], rows: Tensor
 ) -> tuple[Tensor, Tensor]:
-    return images.augmented(indices, augment.draws(seed, rows))
+    """Return changed images and labels: an `Augmentation` once `augment` and `seed` are given."""
+    return images.augment(indices, augment.draws(seed, rows))
 
 
 class AugmentedImages(Images):
     """Images of a folder, zip or tar (see `Images`), randomly cropped, mirrored, changed by RandAugment and erased.
 
-    The crop is torchvision's RandomResizedCrop or MAE's, bicubic. Training images are decoded from their files for
-    every batch, in `num_workers` processes; if all are squares of one size that fit in `memory_gb`, such as CIFAR's,
-    they are read once and cropped on the device (not with RandAugment, which is made of PIL's operations).
+    The crop is the bicubic RandomResizedCrop of torchvision or MAE. Training images are decoded from their files for
+    every batch, in `num_workers` processes. If all are squares of one size that fit in `memory_gb`, such as CIFAR's,
+    they are read once and cropped on the device, except with RandAugment, which uses PIL's operations.
     All changes are functions of the seed and of the position in training. Test images, and training images that probes
     read, have the test crop.
 
@@ -97,8 +104,8 @@ class AugmentedImages(Images):
         image_size: height and width in pixels. Null: on the command line the network's, if it is set, otherwise 224.
         batch_size: global batch size, over all devices.
         augment: the random changes of training images.
-        test_crop: the test crop scales the shorter side to image_size / test_crop and takes the centre; 1 for small
-            pictures that fill their frame.
+        test_crop: the test crop scales the shorter side to image_size / test_crop and takes the centre; use 1 for small
+            pictures whose object fills the frame.
         options: of `Images`: test_path, holdout, classes, channels, device_batch_size, memory_gb, num_workers, seed.
     """
 
@@ -115,25 +122,28 @@ class AugmentedImages(Images):
     ) -> None:
         super().__init__(path, image_size=image_size, batch_size=batch_size, flip=augment.flip, **options)
         check_numbers("(0, 1]", test_crop=test_crop)
-        self.augment, self.crop = augment, ResizedCentre(test_crop)
-        check_shape(self.crop.scaled(self.image_size), self.channels)
+        self.augment = augment
+        self.crop = ResizedCentre(test_crop)
+        check_shape(self.crop.shorter_side(self.image_size), self.channels)
 
     def _train_set(self, listing: Listing, chosen: list[int]) -> ImageSet:
         side = None
         if self.augment.rand_augment is None and chosen:
-            room = self.memory_gb * 2**30 / (len(chosen) * self.channels)
-            side = common_side(listing, chosen, math.isqrt(int(room)))
+            most_pixels = self.memory_gb * 2**30 / (len(chosen) * self.channels)
+            side = common_side(listing, chosen, math.isqrt(int(most_pixels)))
         if side is None:
             rank_zero_info(f"{len(chosen)} training images are decoded whenever they are read")
             return Streamed(listing, chosen, self.image_size, self.channels, self.crop)
         images = read(listing, side, self.channels, chosen, exact=True)
-        return Cached(images, torch.tensor(listing.labels)[chosen], self.image_size, self.crop)
+        labels = torch.tensor(listing.labels)[chosen]
+        return Cached(images, labels, self.image_size, self.crop)
 
     def augmentation(self) -> Augmentation:
-        return partial(_augmented, self.augment, self.seed)
+        return partial(_augment_batch, self.augment, self.seed)
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         batch = super().on_after_batch_transfer(batch, dataloader_idx)
         if not (self.augment.erase and self.trainer.training):
             return batch
-        return batch._replace(images=erased(batch.images, self.augment.erase, self.seed, batch.sample_ids_on("cpu")))
+        images = erase_boxes(batch.images, self.augment.erase, self.seed, batch.sample_ids_on("cpu"))
+        return batch._replace(images=images)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from uvit_decay.data.batches import InMemory
@@ -26,8 +27,10 @@ class Digits(ImageData):
         from sklearn.model_selection import train_test_split
 
         pixels, labels = load_digits(return_X_y=True)
-        images = torch.from_numpy((pixels / 16 * 255).round()).to(torch.uint8).reshape(-1, 1, 8, 8)
-        parts = train_test_split(images.numpy(), labels, test_size=0.2, stratify=labels, random_state=0)
-        train, test, train_labels, test_labels = (torch.from_numpy(part) for part in parts)
-        self.train, self.test = InMemory(train, train_labels), InMemory(test, test_labels)
-        self.class_names = tuple(str(digit) for digit in range(10))
+        scaled = (pixels / 16 * 255).round()
+        images = scaled.astype(np.uint8).reshape(-1, 1, 8, 8)
+        parts = train_test_split(images, labels, test_size=0.2, stratify=labels, random_state=0)
+        train, test, train_labels, test_labels = map(torch.from_numpy, parts)
+        self.train = InMemory(train, train_labels)
+        self.test = InMemory(test, test_labels)
+        self.class_names = tuple("0123456789")

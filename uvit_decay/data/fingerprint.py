@@ -1,6 +1,6 @@
 """Fingerprints of images: files by their names and sizes, tensors by their bytes. No image is decoded.
 
-A resumed run is refused if its training images have another fingerprint than those of its checkpoint.
+A resumed run is refused if the fingerprint of its training images differs from the fingerprint in its checkpoint.
 """
 
 from __future__ import annotations
@@ -15,20 +15,22 @@ from torch import Tensor
 from uvit_decay.data.image_files import Listing
 
 MOST_COMPARED = 64  # files that are read to compare their bytes
-MOST_SIZES = 10_000  # files of a folder whose sizes are asked for; on a network disk each takes up to a millisecond
-SPREAD_IMAGES = 64  # images of a set of unknown kind that are read
+MOST_SIZES = 10_000  # files of a folder whose sizes are read; on a network disk each takes up to a millisecond
+SPREAD_IMAGES = 64  # images that are read of a set of unknown kind
 
 
 def spread(total: int, most: int) -> list[int]:
     """Return all indices below `total`, or `most` of them at even distances, the first and the last included."""
     if total <= most:
         return list(range(total))
-    return np.linspace(0, total - 1, most).round().astype(int).tolist()
+    places = np.linspace(0, total - 1, most).round()
+    return places.astype(int).tolist()
 
 
 def hash_array(images: Tensor) -> str:
     """Return the SHA-256 of dtype, shape and bytes of a tensor on any device."""
-    digest = hashlib.sha256(repr((str(images.dtype), tuple(images.shape))).encode())
+    layout = (str(images.dtype), tuple(images.shape))
+    digest = hashlib.sha256(repr(layout).encode())
     digest.update(images.detach().cpu().contiguous().numpy())
     return digest.hexdigest()
 
@@ -36,43 +38,66 @@ def hash_array(images: Tensor) -> str:
 def hash_files(listing: Listing, chosen: Sequence[int]) -> str:
     """Return the SHA-256 of the image files at the indices `chosen` of a listing.
 
-    It covers the class folder and the name of every file and, in an archive, its size; in a zip also its CRC-32, which
-    the zip's directory holds. Of the files in a folder, it covers the sizes of at most MOST_SIZES, spread evenly. The
+    It covers the class folder and the name of every file. In an archive it also covers all sizes, and in a zip the
+    CRC-32s in the zip's directory. In a folder it covers the sizes of at most MOST_SIZES files, spread evenly. The
     place of the folder or archive, and folders around the class folders, do not count.
 
     Raises:
-        UserError: a file of the folder is gone.
+        UserError: a file of the folder no longer exists.
     """
     digest = hashlib.sha256()
     for index in chosen:
-        digest.update(f"{_short_name(listing, index)}\n".encode(errors="surrogateescape"))
-    measured = chosen if listing.in_archive else [chosen[row] for row in spread(len(chosen), MOST_SIZES)]
+        line = f"{_short_name(listing, index)}\n"
+        digest.update(line.encode(errors="surrogateescape"))
+    measured = chosen
+    if not listing.in_archive:
+        measured = [chosen[row] for row in spread(len(chosen), MOST_SIZES)]
     digest.update(repr(listing.states(measured)).encode())
     return digest.hexdigest()
 
 
 def name_shared(train: Listing, chosen: Sequence[int], test: Listing) -> str | None:
-    """Return the name of a test image that is also one of the training images `chosen`, None if none is found.
+    """Return the name of a test image that is also one of the training images `chosen`; None if none is found.
 
-    Only images of one class folder and file name are compared: first the sizes of at most MOST_SIZES of them, then the
-    bytes of at most MOST_COMPARED of equal size, each spread evenly.
+    Only images with the same class folder and file name are compared: first the sizes of at most MOST_SIZES pairs, then
+    the bytes of at most MOST_COMPARED pairs of equal size, each spread evenly.
     """
-    in_training = {_short_name(train, i): i for i in chosen}
-    pairs = []
-    for i in range(len(test.members)):
-        if (same := in_training.get(_short_name(test, i))) is not None:
-            pairs.append((same, i))
+    pairs = _pair_names(train, chosen, test)
     pairs = [pairs[row] for row in spread(len(pairs), MOST_SIZES)]
-    sizes = train.states([i for i, _ in pairs]), test.states([i for _, i in pairs])
-    equal = [pair for pair, one, other in zip(pairs, *sizes, strict=True) if one[0] == other[0]]
-    with train.opened() as fetch_train, test.opened() as fetch_test:
-        for row in spread(len(equal), MOST_COMPARED):
-            ours, theirs = equal[row]
+    pairs = _keep_equal_sizes(train, test, pairs)
+    with train.open() as fetch_train, test.open() as fetch_test:
+        for row in spread(len(pairs), MOST_COMPARED):
+            ours, theirs = pairs[row]
             if fetch_train(ours).getvalue() == fetch_test(theirs).getvalue():
                 return test.members[theirs]
     return None
 
 
+Pair = tuple[int, int]  # indices of a training image and of a test image
+
+
+def _pair_names(train: Listing, chosen: Sequence[int], test: Listing) -> list[Pair]:
+    """Return the pairs with the same class folder and file name."""
+    in_training = {_short_name(train, i): i for i in chosen}
+    pairs = []
+    for i in range(len(test.members)):
+        name = _short_name(test, i)
+        if name in in_training:
+            pairs.append((in_training[name], i))
+    return pairs
+
+
+def _keep_equal_sizes(train: Listing, test: Listing, pairs: list[Pair]) -> list[Pair]:
+    """Return the pairs of files with equal sizes."""
+    train_states = train.states([ours for ours, _ in pairs])
+    test_states = test.states([theirs for _, theirs in pairs])
+    equal = []
+    for pair, ours, theirs in zip(pairs, train_states, test_states, strict=True):
+        if ours[0] == theirs[0]:  # the first entry of a state is the size
+            equal.append(pair)
+    return equal
+
+
 def _short_name(listing: Listing, index: int) -> str:
-    """Return class folder and name of an image file."""
+    """Return the class folder and the name of an image file."""
     return "/".join(PurePosixPath(listing.members[index]).parts[-2:])

@@ -47,7 +47,7 @@ class HubListing(Listing):
     sizes: np.ndarray = field(default=None, compare=False, repr=False)
 
     @contextmanager
-    def opened(self) -> Iterator[Callable[[int], BytesIO]]:
+    def open(self) -> Iterator[Callable[[int], BytesIO]]:
         """Yield a thread-safe function that returns the encoded image of a row."""
 
         def fetch(index: int) -> BytesIO:
@@ -76,7 +76,7 @@ class HubListing(Listing):
         """Return the size of each image in bytes; for at most MOST_COMPARED of those in Arrow files also the CRC-32."""
         states = [(self._size(index),) for index in chosen]
         if self.in_archive:
-            with self.opened() as fetch:
+            with self.open() as fetch:
                 for row in spread(len(chosen), MOST_COMPARED):
                     states[row] += (zlib.crc32(fetch(chosen[row]).getvalue()),)
         return states

@@ -1,4 +1,4 @@
-"""Images of a folder, zip or tar: list them with their classes, and read them into a tensor.
+"""List the images of a folder, zip or tar with their classes, and read them into a tensor.
 
 The class of an image is the name of its folder; images at the top level have no class. All values are uint8; data
 modules convert them to float. `decoding.py` turns the bytes of a file into pixels.
@@ -20,7 +20,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from uvit_decay.class_names import class_hash
-from uvit_decay.data.archives import ArchiveIndex, file_states, find, opened
+from uvit_decay.data.archives import ArchiveIndex, file_states, find, open_members
 from uvit_decay.data.decoding import Crop, centre_crop, check_shape, decode, formats, open_image
 from uvit_decay.runtime.concurrency import in_threads
 from uvit_decay.runtime.errors import UserError
@@ -31,8 +31,12 @@ from uvit_decay.runtime.files import at_home
 class Listing:
     """Places and labels of images. It holds no open file, so it can be pickled and sent to worker processes.
 
-    `members` are sorted names relative to `path`, '/' between folders; `labels[i]` indexes `class_names` (sorted).
-    Without class folders `class_names` is empty and all labels are 0. `spans`: see `ArchiveIndex`.
+    Args:
+        path: the folder, zip or tar.
+        members: sorted names relative to `path`, '/' between folders.
+        labels: indices into `class_names`; all 0 without class folders.
+        class_names: sorted names of the classes; empty without class folders.
+        spans: places of the members of a tar, see `ArchiveIndex`.
     """
 
     path: Path
@@ -41,13 +45,13 @@ class Listing:
     class_names: tuple[str, ...]
     spans: np.ndarray | None = field(default=None, compare=False, repr=False)
 
-    def opened(self) -> AbstractContextManager[Callable[[int], BytesIO]]:
-        """Open the files; see `archives.opened`."""
-        return opened(self.path, self._index)
+    def open(self) -> AbstractContextManager[Callable[[int], BytesIO]]:
+        """Return a context with a function that reads image i; see `open_members`."""
+        return open_members(self.path, self._index)
 
     @property
     def in_archive(self) -> bool:
-        """Whether the images are members of a zip or tar, whose sizes are known without touching each file."""
+        """Whether the images are members of a zip or tar, so that their sizes are known without accessing each file."""
         return self.spans is not None or not self.path.is_dir()
 
     @property
@@ -65,28 +69,45 @@ class Listing:
 
 
 def list_images(path: str | Path, classes: Collection[str] | None = None) -> Listing:
-    """List all images in a folder (links are followed), zip or tar, or those of `classes`, without decoding any.
+    """List the images in a folder (links are followed), zip or tar, without decoding any.
 
-    Archives inside of it are not opened. Each of `classes` must have images.
+    Archives inside it are not opened.
+
+    Args:
+        path: the folder, zip or tar.
+        classes: list only images of these classes, which must all have images; None lists all images.
+
+    Raises:
+        UserError: there are no images or no images of a class, images are both in and beside class folders, or two
+            folders have one class name.
     """
     path = at_home(path)
     if not path.exists():
         raise UserError(f"{path}: no such folder, zip or tar")
-    kinds = {*formats(), "MPO"}  # PIL's name for a JPEG followed by another one
-    extensions = {end for end, kind in Image.registered_extensions().items() if kind in kinds}
-    names, spans = find(path, extensions)
+    names, spans = find(path, _extensions())
     if not names:
-        kinds = ".png, .jpg, .webp and others; no hidden files; archives inside are not opened, unpack them"
+        kinds = ".png, .jpg, .webp and others; hidden files do not count; unpack archives that are inside"
         raise UserError(f"{path}: no images in it, in any folder ({kinds})")
     folders = [name.rpartition("/")[0] for name in names]
     class_of = {folder: PurePosixPath(folder).name for folder in set(folders)}
     class_names = tuple(sorted(set(class_of.values()) - {""}))
-    class_hash(class_names)  # refuses names that cannot be shown
+    class_hash(class_names)  # refuses names that cannot be displayed
+    label_of = dict.fromkeys(class_of, 0)
     if class_names:
         _check_folders(path, {str(PurePosixPath(folder)) for folder in class_of})
-    label_of = {folder: class_names.index(name) if class_names else 0 for folder, name in class_of.items()}
-    listing = Listing(path, names, tuple(label_of[folder] for folder in folders), class_names, spans)
-    return listing if classes is None else select(listing, classes)
+        rank = {name: label for label, name in enumerate(class_names)}
+        label_of = {folder: rank[name] for folder, name in class_of.items()}
+    labels = tuple(label_of[folder] for folder in folders)
+    listing = Listing(path, names, labels, class_names, spans)
+    if classes is None:
+        return listing
+    return select(listing, classes)
+
+
+def _extensions() -> set[str]:
+    """Return the file extensions of the image formats."""
+    kinds = {*formats(), "MPO"}  # PIL's name for a JPEG followed by another one
+    return {extension for extension, kind in Image.registered_extensions().items() if kind in kinds}
 
 
 def select(listing: Listing, classes: Collection[str]) -> Listing:
@@ -94,51 +115,57 @@ def select(listing: Listing, classes: Collection[str]) -> Listing:
     class_names = tuple(sorted(classes))
     missing = sorted(set(class_names) - set(listing.class_names))
     if missing:
-        count = f"no images of {len(missing)} of the {len(class_names)} classes asked for"
-        raise UserError(f"{listing.path}: {count}, the first is {missing[0]}; each must be a folder of that name")
+        count = f"{len(missing)} of the {len(class_names)} classes have no images"
+        raise UserError(f"{listing.path}: {count}, the first is {missing[0]}; each class must be a folder of this name")
     rank = {name: label for label, name in enumerate(class_names)}
-    labels = [rank.get(listing.class_names[label]) for label in listing.labels]
-    kept = [i for i, label in enumerate(labels) if label is not None]
-    return replace(
-        listing,
-        members=tuple(listing.members[i] for i in kept),
-        labels=tuple(labels[i] for i in kept),
-        class_names=class_names,
-        spans=None if listing.spans is None else listing.spans[kept],
-    )
+    kept, labels = [], []
+    for i, label in enumerate(listing.labels):
+        name = listing.class_names[label]
+        if name in rank:
+            kept.append(i)
+            labels.append(rank[name])
+    members = tuple(listing.members[i] for i in kept)
+    spans = listing.spans
+    if spans is not None:
+        spans = spans[kept]
+    return replace(listing, members=members, labels=tuple(labels), class_names=class_names, spans=spans)
 
 
 def _check_folders(path: Path, folders: set[str]) -> None:
-    """Raise a UserError if a folder with images lies inside another one, or if two have the same name."""
+    """Raise a UserError if a folder with images is inside another one, or if two folders have the same name."""
     seen: dict[str, str] = {}
     for folder in sorted(folders):
-        outer = {str(parent) for parent in PurePosixPath(folder).parents}.intersection(folders)
+        parents = {str(parent) for parent in PurePosixPath(folder).parents}
+        parents.add(".")  # absolute folders of an archive are below its top, too
+        outer = parents & (folders - {folder})
         if outer:
-            above = "at the top" if outer == {"."} else f"in {max(outer, key=len)}"
-            raise UserError(f"{path}: images both {above} and in {folder} below it: put all into class folders or none")
+            place = "at the top" if outer == {"."} else f"in {max(outer, key=len)}"
+            raise UserError(
+                f"{path}: images both {place} and in {folder} below it; put all images into class folders, or none"
+            )
         name = PurePosixPath(folder).name
         if name in seen:
-            raise UserError(f"{path}: two folders for one class, {seen[name]} and {folder}; point at one of the trees")
+            raise UserError(f"{path}: two folders for one class, {seen[name]} and {folder}; give only one of the trees")
         seen[name] = folder
 
 
 def size_of(listing: Listing) -> int:
-    """Return the width and height of the first image; raise a UserError if it is not square or not readable."""
+    """Return the side of the first image, in pixels; raise a UserError if it is not square or cannot be read."""
     name = listing.members[0]
-    with listing.opened() as fetch, open_image(fetch(0), name) as image:
+    with listing.open() as fetch, open_image(fetch(0), name) as image:
         width, height = image.size
     if width != height:
-        raise UserError(f"{listing.path}: {name} is {width}x{height}, not square: --image-size N crops all to NxN")
+        raise UserError(f"{listing.path}: {name} is {width}x{height}, not square; to crop all, add --image-size N")
     return width
 
 
 def common_side(listing: Listing, indices: Sequence[int], most: int) -> int | None:
-    """Return the side of these images if all are squares of one size, at most `most` pixels wide, else None.
+    """Return the side of these images if all are squares of one size, at most `most` pixels wide, otherwise None.
 
-    Only headers are read, up to the first image that differs.
+    Only headers are read, up to the first image that does not fit.
     """
     side = None
-    with listing.opened() as fetch:
+    with listing.open() as fetch:
         for i in indices:
             with open_image(fetch(i), listing.members[i]) as image:
                 width, height = image.size
@@ -156,20 +183,27 @@ def read(
     exact: bool = False,
     crop: Crop = centre_crop,
 ) -> Tensor:
-    """Read all images, or those at `indices` in that order, as uint8 (n, channels, size, size), decoded in threads.
+    """Read images as uint8 (n, channels, size, size), decoded in threads.
 
-    Works in forked and spawned workers. A bar is shown for more than 2000 images; `exact` and `crop` are those of
-    `decode`.
+    It works in forked and spawned workers, and shows a progress bar for more than 2000 images.
+
+    Args:
+        listing: the images.
+        size: height and width of the result.
+        channels: 1 for grey, 3 for RGB.
+        indices: numbers of the images to read, in this order; None reads all.
+        exact: see `decode`.
+        crop: see `decode`.
 
     Raises:
-        UserError: images cannot be read; after trying all, the message counts them and explains the first failure.
+        UserError: images cannot be read; all are tried, then the message counts them and explains the first failure.
     """
     check_shape(size, channels)
-    formats()  # loaded before the threads start, which would race
+    formats()  # loads the plugins before the threads start, which would race
     chosen = range(len(listing.members)) if indices is None else indices
     out = torch.empty(len(chosen), channels, size, size, dtype=torch.uint8)
     pixels = out.numpy()
-    with listing.opened() as fetch:
+    with listing.open() as fetch:
 
         def fill(row: int) -> str | None:
             """Decode into this row of `out`; return the message of an error."""

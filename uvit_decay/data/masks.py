@@ -37,42 +37,49 @@ class Masks:
         """
         if not folder.is_dir():
             raise UserError(f"--masks {folder}: no such folder")
-        members = tuple(i for i, name in enumerate(listing.members) if _mask(folder, name).is_file())
+        members = []
+        for i, name in enumerate(listing.members):
+            if _mask_path(folder, name).is_file():
+                members.append(i)
         if not members:
-            first = _mask(folder, listing.members[0])
-            raise UserError(f"--masks {folder}: no mask of any of the images; the first would be {first}")
-        return cls(folder, listing, members)
+            first = _mask_path(folder, listing.members[0])
+            raise UserError(f"--masks {folder}: no image has a mask there; the mask of the first one would be {first}")
+        return cls(folder, listing, tuple(members))
 
     def read(self, indices: Sequence[int], side: int) -> Int64[Tensor, "n side side"]:
         """Read the masks of the images at `indices`, cropped as the images are, by nearest pixels.
 
         Raises:
-            UserError: a mask that cannot be read, has colours instead of classes, or another size than its image.
+            UserError: a mask cannot be read, has colours instead of classes, or another size than its image.
         """
-        with self.listing.opened() as fetch:
-            return torch.stack([self._one(i, fetch, side) for i in indices])
+        with self.listing.open() as fetch:
+            masks = [self._read_mask(i, fetch, side) for i in indices]
+        return torch.stack(masks)
 
-    def _one(self, index: int, fetch: Callable[[int], BytesIO], side: int) -> Int64[Tensor, "side side"]:
+    def _read_mask(self, index: int, fetch: Callable[[int], BytesIO], side: int) -> Int64[Tensor, "side side"]:
+        """Read the mask of one image; `fetch` returns the bytes of the image, for its size."""
         name = self.listing.members[index]
-        path = _mask(self.folder, name)
+        path = _mask_path(self.folder, name)
         with open_image(fetch(index), name) as image:
             size = image.size
         with path.open("rb") as file, open_image(file, str(path)) as mask:
             if mask.mode not in MODES:
-                raise UserError(f"{path} has colours (mode {mask.mode}): the values of a mask are classes")
+                raise UserError(f"{path} has colours (mode {mask.mode}); give masks whose values are classes")
             if mask.size != size:
-                raise UserError(f"{path} has the size {mask.size}, its image {size}: make them equal")
-            return torch.from_numpy(_cropped(mask, side))
+                raise UserError(f"{path} has the size {mask.size}, its image {size}; give masks of the images' size")
+            return torch.from_numpy(_crop(mask, side))
 
 
-def _mask(folder: Path, name: str) -> Path:
+def _mask_path(folder: Path, name: str) -> Path:
     return folder / PurePosixPath(name).with_suffix(".png")
 
 
-def _cropped(mask: Image.Image, side: int) -> np.ndarray:
+def _crop(mask: Image.Image, side: int) -> np.ndarray:
     """Scale the shorter side to `side` by nearest pixels, then crop, as `centre_crop` does with images."""
     scale = side / min(mask.size)
-    width, height = (max(side, round(length * scale)) for length in mask.size)
-    left, top = (width - side) // 2, (height - side) // 2
+    width = max(side, round(mask.width * scale))
+    height = max(side, round(mask.height * scale))
+    left = (width - side) // 2
+    top = (height - side) // 2
     values = np.asarray(mask.resize((width, height), Image.Resampling.NEAREST))
     return values[top : top + side, left : left + side].astype(np.int64)

@@ -77,7 +77,7 @@ def picture_protocol(data: ImageData) -> str:
     """Return how the pictures were resized and cropped, for reports."""
     size = data.image_size
     if isinstance(data, AugmentedImages):
-        return f"shorter side {data.crop.scaled(size)}, bicubic, centre {size}"
+        return f"shorter side {data.crop.shorter_side(size)}, bicubic, centre {size}"
     return f"crop of ADM, {size}" if isinstance(data, Images) else f"as stored, {size}"
 
 

@@ -10,7 +10,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from uvit_decay.data.augment import seeded
+from uvit_decay.data.augment import global_seeds
 from uvit_decay.data.batches import Batch
 from uvit_decay.nn.vit import ViT
 from uvit_decay.runtime.errors import UserError, check_numbers
@@ -212,6 +212,6 @@ class Mixing:
         order = torch.cat([torch.arange(0, count, 2), torch.arange(1, count, 2).flip(0)])
         there, back = order.to(device, non_blocking=True), order.argsort().to(device, non_blocking=True)
         word = generator("mix", self.seed, batch.number).initial_seed() % 2**32  # numpy takes 32 bits
-        with seeded((word, word)):
+        with global_seeds((word, word)):
             images, targets = self.mix(batch.images[there], batch.labels[there])
         return images[back], targets[back]
