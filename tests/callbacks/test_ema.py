@@ -9,7 +9,7 @@ from refusals import raises_user_error
 from small_vit import linear_probe, small_vit
 
 from uvit_decay.callbacks import EMA
-from uvit_decay.callbacks.ema import averaged
+from uvit_decay.callbacks.ema import evaluation_weights
 from uvit_decay.data import Digits
 from uvit_decay.tasks import ClassifyTask
 
@@ -45,7 +45,7 @@ def test_validation_sees_the_average_whatever_the_order_of_callbacks(tmp_path, f
     seen, ema, task = [], EMA(0.9), tiny_task()
 
     def look(trainer, task):
-        with averaged(trainer, task):
+        with evaluation_weights(trainer, task):
             seen.append(parameters(task))
 
     def look_twice(trainer, task, *_):
@@ -86,13 +86,13 @@ def test_averaged_restores_weights_and_mode_after_an_error_and_a_bad_average_is_
     assert all(value.dtype == torch.float32 for value in ema.shadow.values())
     before = state(task)
     task.net.train()
-    with averaged(trainer, task) as kind:
+    with evaluation_weights(trainer, task) as kind:
         assert kind == "ema"
         assert not task.net.training
         assert same(parameters(task), ema.shadow)
 
     def fail():
-        with averaged(trainer, task):
+        with evaluation_weights(trainer, task):
             raise ValueError("inside")
 
     with pytest.raises(ValueError, match="inside"):
@@ -104,7 +104,7 @@ def test_averaged_restores_weights_and_mode_after_an_error_and_a_bad_average_is_
         trainer.save_checkpoint(tmp_path / "bad.ckpt")
     assert not (tmp_path / "bad.ckpt").exists()
     trainer.callbacks.remove(ema)
-    with averaged(trainer, task) as kind:
+    with evaluation_weights(trainer, task) as kind:
         assert kind == "raw"
 
 

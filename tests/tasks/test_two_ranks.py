@@ -10,7 +10,7 @@ from lightning.pytorch import Callback
 from small_mae import mae_task, small_mae
 from small_vit import PROBE, fine_tuning, linear_probe
 
-from uvit_decay.callbacks.ema import averaged
+from uvit_decay.callbacks.ema import evaluation_weights
 from uvit_decay.data import Digits
 
 TASKS = {
@@ -34,7 +34,7 @@ class Watch(Callback):
     def on_train_batch_end(self, trainer, task, outputs, batch, batch_idx) -> None:
         self.losses.append(float(trainer.callback_metrics["train/loss"]))
         if trainer.global_step == 2:  # before anything is validated or saved
-            with averaged(trainer, task):
+            with evaluation_weights(trainer, task):
                 self.found = [value.tolist() for name, value in task.net.named_buffers() if "running" in name]
 
 

@@ -1,12 +1,13 @@
 """The checkpoint with the best value of a metric.
 
-Lightning's ModelCheckpoint is not its base: it sees only values that are logged with `log`, not those of generation
-metrics and probes, removes the file of the former best by itself, and names its files by values.
+Lightning's ModelCheckpoint is not the base class: it sees only values that are logged with `log`, not the results of
+generation metrics and probes, it removes the file of the former best itself, and it names files by their values.
 """
 
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any, Literal
 
 from lightning.pytorch import LightningModule, Trainer
@@ -20,92 +21,121 @@ from uvit_decay.callbacks.run_log import run_folder
 from uvit_decay.history import CHECKPOINTS
 from uvit_decay.runtime.errors import UserError
 
-VALIDATION = "val/"  # how names of values of validation begin
+VALIDATION = "val/"  # prefix of the metrics of a validation
 
 
 class BestCheckpoint(Checkpoint):
     """The checkpoint of the best value so far, checkpoints/best_<metric>.ckpt; add one for each metric.
 
-    A value is judged when the validation, or the metrics and probes of a step, have ended. The new file replaces the
-    former one when it is complete. A resumed run knows the best value so far: if it finds no better one, the file
-    stays in the folder of the run that did.
+    Values are compared when the validation, or all metrics and probes of a step, have ended. The new file replaces the
+    former one when it is complete. A resumed run knows the best value so far: if it finds no better value, the file
+    stays in the folder of the previous run.
 
     Args:
-        metric: a value of validation such as `val/loss`, or one in generation.jsonl or probes.jsonl, such as `fd` or
+        metric: a validation metric such as `val/loss`, or a value in generation.jsonl or probes.jsonl, such as `fd` or
             `best_accuracy`.
-        mode: whether the least (`min`) or the largest (`max`) value is the best.
+        mode: whether the lowest (`min`) or the highest (`max`) value is the best.
 
     Raises:
-        UserError: in fit, no callback of the run measures the metric.
+        UserError: the metric is not a name; in fit, no callback of the run measures it.
     """
 
     def __init__(self, metric: str, mode: Literal["min", "max"] = "min") -> None:
         if not metric.replace("/", "_").isidentifier():
-            raise UserError(f"metric of BestCheckpoint is a name such as val/loss or fd, got {metric!r}")
-        self.metric, self.mode = metric, mode
-        self.value, self.step, self.path = math.nan, -1, ""  # the best so far
-        self.judged = -1  # step of the measurements that were judged last
+            raise UserError(f"metric of BestCheckpoint must be a name such as val/loss or fd, got {metric!r}")
+        self.metric = metric
+        self.mode = mode
+        self.value = math.nan  # the best value so far
+        self.step = -1  # its step
+        self.path = ""  # its checkpoint
+        self.compared = -1  # step of the newest measurements that were compared
 
     @property
     def state_key(self) -> str:
-        """The name of this callback in checkpoints, one for each metric."""
+        """The name of this callback in checkpoints, unique for each metric."""
         return self._generate_state_key(metric=self.metric, mode=self.mode)
 
     def setup(self, trainer: Trainer, task: LightningModule, stage: str) -> None:
         write_atomically(trainer)
-        measured = any(callback.history_file for callback in trainer.callbacks if isinstance(callback, Periodic))
-        if stage == "fit" and not (measured or self.metric.startswith(VALIDATION)):
+        if stage != "fit" or self._is_validated:
+            return
+        periodic = [callback for callback in trainer.callbacks if isinstance(callback, Periodic)]
+        if not any(callback.history_file for callback in periodic):
             raise UserError(
                 f"BestCheckpoint: no callback measures {self.metric}: add GenerationMetrics or LinearProbes"
             )
 
+    @property
+    def _is_validated(self) -> bool:
+        """Whether the metric is computed in validation, not by metrics and probes."""
+        return self.metric.startswith(VALIDATION)
+
     def on_validation_end(self, trainer: Trainer, task: LightningModule) -> None:
-        if trainer.state.fn == "fit" and not trainer.sanity_checking and self.metric.startswith(VALIDATION):
-            value = trainer.callback_metrics.get(self.metric)
-            if value is None:
-                names = ", ".join(sorted(name for name in trainer.callback_metrics if name.startswith(VALIDATION)))
-                raise UserError(f"BestCheckpoint: validation has no {self.metric}, it has {names or 'no values'}")
-            self._judge(trainer, float(value))
+        if trainer.state.fn != "fit" or trainer.sanity_checking or not self._is_validated:
+            return
+        value = trainer.callback_metrics.get(self.metric)
+        if value is None:
+            names = sorted(name for name in trainer.callback_metrics if name.startswith(VALIDATION))
+            found = ", ".join(names) or "no values"
+            raise UserError(f"BestCheckpoint: validation has no {self.metric}, it has {found}")
+        self._compare(trainer, float(value))
 
     def on_train_start(self, trainer: Trainer, task: LightningModule) -> None:
-        """Judge what was measured at the step of the checkpoint of a resumed run: it was saved before that."""
-        self._judge_measured(trainer)
+        """Compare the measurements at the step from which a run resumes: its checkpoint was saved before them."""
+        self._compare_measurements(trainer)
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        if trainer.global_step != self.judged:  # not again at each micro-batch of the next step
-            self._judge_measured(trainer)
+        if trainer.global_step != self.compared:  # not again at each micro-batch of the next step
+            self._compare_measurements(trainer)
 
     def on_train_end(self, trainer: Trainer, task: LightningModule) -> None:
-        self._judge_measured(trainer)
+        self._compare_measurements(trainer)
         if self.path:
             rank_zero_info(f"best {self.metric}: {self.value:g} at step {self.step}, {self.path}")
 
-    def _judge_measured(self, trainer: Trainer) -> None:
-        """Judge the value in a history to which a callback has just added one."""
-        callbacks = [callback for callback in trainer.callbacks if isinstance(callback, Periodic)]
-        names = [c.history_file for c in callbacks if c.history_file and c.evaluated == trainer.global_step]
-        if not names or self.metric.startswith(VALIDATION) or self.step == trainer.global_step:
+    def _compare_measurements(self, trainer: Trainer) -> None:
+        """Compare the value that metrics or probes have measured at the present step, if there is one."""
+        step = trainer.global_step
+        files = []
+        for callback in trainer.callbacks:
+            if isinstance(callback, Periodic) and callback.history_file and callback.evaluated == step:
+                files.append(callback.history_file)
+        if not files or self._is_validated or self.step == step:
             return
-        self.judged = trainer.global_step
-        folder, values = run_folder(trainer), {}
-        for name in names if trainer.is_global_zero else ():
-            for measurement in history.read(folder / name):
-                values |= measurement.values if measurement.step == trainer.global_step else {}
+        self.compared = step
+        folder = run_folder(trainer)
+        values = _read_values(folder, files, step) if trainer.is_global_zero else {}
         if values and self.metric not in values:
-            rank_zero_info(f"BestCheckpoint: no {self.metric} is among {', '.join(sorted(values))}")
-        self._judge(trainer, values.get(self.metric, math.nan))
+            rank_zero_info(f"BestCheckpoint: step {step} has no {self.metric}, it has {', '.join(sorted(values))}")
+        self._compare(trainer, values.get(self.metric, math.nan))
 
-    def _judge(self, trainer: Trainer, value: float) -> None:
-        """Save if the value is the best so far; all ranks must call this, and take the value of rank 0."""
+    def _compare(self, trainer: Trainer, value: float) -> None:
+        """Save a checkpoint if the value is the best so far; all ranks must call this, rank 0's value counts."""
         value = trainer.strategy.broadcast(value)
         better = value < self.value if self.mode == "min" else value > self.value
-        if math.isfinite(value) and (better or math.isnan(self.value)) and not trainer.fast_dev_run:
-            path = run_folder(trainer) / CHECKPOINTS / f"best_{self.metric.replace('/', '_')}.ckpt"
-            self.value, self.step, self.path = value, trainer.global_step, str(path)
-            trainer.save_checkpoint(path, weights_only=False)
+        first = math.isnan(self.value)
+        if not math.isfinite(value) or not (better or first) or trainer.fast_dev_run:
+            return
+        path = run_folder(trainer) / CHECKPOINTS / f"best_{self.metric.replace('/', '_')}.ckpt"
+        self.value = value
+        self.step = trainer.global_step
+        self.path = str(path)
+        trainer.save_checkpoint(path, weights_only=False)
 
     def state_dict(self) -> dict[str, Any]:
         return {"value": self.value, "step": self.step, "path": self.path}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.value, self.step, self.path = state["value"], state["step"], state["path"]
+        self.value = state["value"]
+        self.step = state["step"]
+        self.path = state["path"]
+
+
+def _read_values(folder: Path, files: list[str], step: int) -> dict[str, float | None]:
+    """Return the values of a step in the histories `files` of a run folder."""
+    values = {}
+    for file in files:
+        for measurement in history.read(folder / file):
+            if measurement.step == step:
+                values |= measurement.values
+    return values

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,8 +24,9 @@ from uvit_decay.runtime.errors import UserError, check_whole, explained
 from uvit_decay.tasks.base import Task
 from uvit_decay.tasks.sharding import full
 
-FILE, FIGURE = "branches.jsonl", "branches.png"
-TITLES = {
+FILE = "branches.jsonl"
+FIGURE = "branches.png"
+TITLES = {  # of the panels of the figure, by name of the values
     "x": "rms of x",
     "f": "rms of beta f",
     "ratio": "their ratio, beta f / x",
@@ -33,14 +35,15 @@ TITLES = {
 
 
 class BranchTerms:
-    """The root mean squares of x_k and of beta_k f_k, for every branch k of a network in all forward passes observed.
+    """The root mean squares of x_k and of beta_k f_k, for every branch k of a network in all observed forward passes.
 
-    x_k is what the norm of the branch reads, and beta f the rest of the sum: x_{k+1} - alpha_k x_k. Compiled blocks run
-    as they are written meanwhile, since their graphs ignore hooks.
+    x_k is the input of the branch's norm, and beta_k f_k = x_{k+1} - alpha_k x_k. Meanwhile compiled blocks run
+    uncompiled, since their graphs ignore hooks.
     """
 
     def __init__(self, net: DecayedNet) -> None:
-        self.net, self.blocks = net, net.find_decayed_blocks()
+        self.net = net
+        self.blocks = net.find_decayed_blocks()
         if not all(isinstance(block, Block | AdaLNBlock) for block in self.blocks.values()):
             raise UserError(f"a {type(net).__name__} has branches without norms: remove BranchNorms from the callbacks")
         if net.depth_attention is not None:
@@ -61,10 +64,10 @@ class BranchTerms:
 
     @property
     def sums(self) -> Tensor:
-        """Sums over the forward passes of this process, float32 (4, branches), which waits for the device.
+        """Sums over the forward passes of this process, float32 (4, branches); reading them waits for the device.
 
-        The rows are the sums of x_k^2 and of (beta_k f_k)^2, and how many numbers each of them has. Sums of several
-        processes may be added before `root_mean_squares` turns them into the terms.
+        The rows are the sum of x_k^2, the sum of (beta_k f_k)^2, and the number of summands in each of the two. Sums of
+        several processes may be added before they are passed to `root_mean_squares`.
         """
         return torch.tensor([list(map(float, row)) for row in self._rows])
 
@@ -78,10 +81,14 @@ class BranchTerms:
             return
         self._reset()
         for i, block in enumerate(self.blocks.values()):
-            for k, norm in ((2 * i, block.norm1), (2 * i + 1, block.norm2)):
-                self._handles.append(norm.register_forward_pre_hook(partial(self._enter, k)))
-            self._handles.append(block.register_forward_hook(partial(self._leave, 2 * i + 1)))
-            block._compiled_call_impl, block._graph = None, block._compiled_call_impl
+            first, second = 2 * i, 2 * i + 1
+            self._handles += [
+                block.norm1.register_forward_pre_hook(partial(self._enter, first)),
+                block.norm2.register_forward_pre_hook(partial(self._enter, second)),
+                block.register_forward_hook(partial(self._leave, second)),
+            ]
+            block._graph = block._compiled_call_impl
+            block._compiled_call_impl = None
 
     def stop(self) -> None:
         """Remove the hooks."""
@@ -108,27 +115,31 @@ class BranchTerms:
 
     @torch.no_grad()
     def _add(self, row: int, k: int, x: Tensor) -> None:
-        """Add the squares of a tensor to a row of the sums, on the device and without waiting for it."""
+        """Add the squares of a tensor to row `row` of the sums, on the device and without waiting for it."""
         self._rows[row][k] = self._rows[row][k] + x.float().square().mean() * x.numel()
-        self._rows[row + 2][k] += x.numel()  # of its own: recomputation need not reach the end of a block
+        self._rows[row + 2][k] += x.numel()  # one count per row: recomputation need not reach the end of a block
 
 
 def root_mean_squares(sums: Tensor) -> tuple[list[float], list[float]]:
-    """Return the root mean squares of x_k and of beta_k f_k for each branch k, given the sums of `BranchTerms`."""
+    """Return the root mean squares of x_k and of beta_k f_k for each branch k, given `BranchTerms.sums`."""
     squares_x, squares_f, count_x, count_f = sums
-    return (squares_x / count_x).sqrt().tolist(), (squares_f / count_f).sqrt().tolist()
+    x = (squares_x / count_x).sqrt()
+    f = (squares_f / count_f).sqrt()
+    return x.tolist(), f.tolist()
 
 
 class BranchNorms(Callback):
     """Norms and updates of all residual branches, every N steps; other steps cost nothing.
 
-    For each branch: the root mean squares of the stream x that it reads and of beta f that it adds, over the global
-    batch of the step (all micro-batches of all processes), and how far the step moved the weight of the branch's last
-    layer, relative to its length. Adds a line to branches.jsonl, and draws branches.png over depth and training at the
-    end.
+    For each branch it measures the root mean squares of its input x and of its output beta f, over the global batch of
+    the step (all micro-batches of all processes). It also measures the update |dW| / |W| of the branch's last layer.
+    Each measurement is a line of branches.jsonl; at the end, branches.png shows them over depth and training.
 
     Args:
         every_n_steps: optimizer steps between measurements.
+
+    Raises:
+        UserError: in fit, the network has no known branches, branches without norms, or attention over depth.
     """
 
     def __init__(self, every_n_steps: int = 100) -> None:
@@ -139,64 +150,90 @@ class BranchNorms(Callback):
     def on_fit_start(self, trainer: Trainer, task: Task) -> None:
         if not isinstance(task.net, DecayedNet):
             raise UserError(f"a {type(task.net).__name__} has no known branches: remove BranchNorms from the callbacks")
-        self._observed, self._ends = BranchTerms(task.net), task.net.branch_ends()
+        self._observed = BranchTerms(task.net)
+        self._ends = task.net.branch_ends()
         self._before: list[Tensor] = []
 
     def on_train_start(self, trainer: Trainer, task: Task) -> None:
         continue_history(trainer, FILE)
 
     def on_train_batch_start(self, trainer: Trainer, task: Task, *_: Any) -> None:
-        if (trainer.global_step + 1) % self.every_n_steps == 0 and not trainer.fast_dev_run:
+        if self._is_due(trainer):
             self._observed.start()
 
     def on_before_optimizer_step(self, trainer: Trainer, task: Task, optimizer: Optimizer) -> None:
-        if (trainer.global_step + 1) % self.every_n_steps == 0 and not trainer.fast_dev_run:
+        if self._is_due(trainer):
             self._observed.stop()  # evaluations after this step must not count
             self._before = [weight.detach().clone() for weight in self._weights(task)]
+
+    def _is_due(self, trainer: Trainer) -> bool:
+        """Return whether the step that is being computed is measured."""
+        return (trainer.global_step + 1) % self.every_n_steps == 0 and not trainer.fast_dev_run
 
     def on_train_batch_end(self, trainer: Trainer, task: Task, *_: Any) -> None:
         if not self._before:
             return
         sums = self._observed.sums.to(task.device)
         x, f = root_mean_squares(trainer.strategy.reduce(sums, reduce_op="sum"))
-        pairs = zip(self._before, self._weights(task), strict=True)
-        updates = [(_length(after.detach() - before), _length(before)) for before, after in pairs]
+        updates = self._measure_updates(task)
         self._before = []
         folder = run_folder(trainer)
-        if trainer.is_global_zero:
-            found = {"x": x, "f": f, "ratio": [_ratio(*pair) for pair in zip(f, x, strict=True)]}
-            found["update"] = [_ratio(moved, length) for moved, length in updates]
-            values = {f"{name}_{k}": value for name, row in found.items() for k, value in enumerate(row)}
-            record(trainer, folder / FILE, values, {"branches": self._ends}, {})
+        if not trainer.is_global_zero:
+            return
+        ratios = [_divide(added, stream) for added, stream in zip(f, x, strict=True)]
+        values: dict[str, float] = {}
+        for name, row in {"x": x, "f": f, "ratio": ratios, "update": updates}.items():
+            for k, value in enumerate(row):
+                values[f"{name}_{k}"] = value
+        record(trainer, folder / FILE, values, {"branches": self._ends}, {})
+
+    def _measure_updates(self, task: Task) -> list[float]:
+        """Return |dW| / |W| of the last layer of every branch; all ranks must call this."""
+        updates = []
+        for before, after in zip(self._before, self._weights(task), strict=True):
+            moved = _length(after.detach() - before)
+            updates.append(_divide(moved, _length(before)))
+        return updates
 
     def on_train_end(self, trainer: Trainer, task: Task) -> None:
         if trainer.fast_dev_run:
             return
-        path = run_folder(trainer) / FILE  # on all ranks: they exchange it
-        if trainer.is_global_zero and (measured := history.read(path)):
-            draw(measured, path.with_name(FIGURE))
-            log_picture(trainer, path.with_name(FIGURE))
+        folder = run_folder(trainer)  # all ranks must call it
+        if not trainer.is_global_zero:
+            return
+        measured = history.read(folder / FILE)
+        if measured:
+            draw(measured, folder / FIGURE)
+            log_picture(trainer, folder / FIGURE)
 
     def on_exception(self, trainer: Trainer, task: Task, error: BaseException) -> None:
-        if self._observed is not None:  # else the run never began
+        if self._observed is not None:  # None: the run never began
             self._observed.stop()
 
     def _weights(self, task: Task) -> list[Tensor]:
         return [task.net.get_submodule(end).weight for end in self._ends]
 
 
-def draw(measured: list[history.Measurement], path: Any) -> None:
-    """Save a heat map over training and depth of each of TITLES."""
+def draw(measured: list[history.Measurement], path: Path) -> None:
+    """Save a figure with one heat map over training and depth for each of TITLES.
+
+    Raises:
+        UserError: a measurement lacks values.
+    """
+    panels = {}
     with explained(f"cannot draw {path}, its history lacks", KeyError, TypeError):
-        branches = measured[-1].metadata["branches"]
-        found = {
-            title: torch.tensor([[m.values[f"{name}_{k}"] for m in measured] for k in range(len(branches))])
-            for name, title in TITLES.items()
-        }
-    heat_maps(path, found, [m.step for m in measured], ("optimizer step", "residual branch"))
+        branches = len(measured[-1].metadata["branches"])
+        for name, title in TITLES.items():
+            rows = []
+            for k in range(branches):
+                rows.append([measurement.values[f"{name}_{k}"] for measurement in measured])
+            panels[title] = torch.tensor(rows)
+    steps = [measurement.step for measurement in measured]
+    heat_maps(path, panels, steps, ("optimizer step", "residual branch"))
 
 
-def _ratio(part: float, whole: float) -> float:
+def _divide(part: float, whole: float) -> float:
+    """Return the ratio; NaN if `whole` is 0."""
     return part / whole if whole else math.nan
 
 

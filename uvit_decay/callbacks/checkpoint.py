@@ -25,7 +25,7 @@ AGREE_EVERY = 10  # optimizer steps after which several ranks agree whether to s
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Checkpoint files that replace their target by a rename: after a crash it is the old checkpoint or the new one.
+    """Writes a checkpoint and then renames it to its target: after a crash the target is the old or the new checkpoint.
 
     Lightning writes to the system's temporary folder, and a move between file systems is not atomic.
     """
@@ -38,7 +38,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 def write_atomically(trainer: Trainer) -> None:
-    """Let the trainer write its checkpoints by `AtomicCheckpointIO`, unless it has another way of its own."""
+    """Let the trainer write its checkpoints with `AtomicCheckpointIO`, unless it has a plugin of its own."""
     if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
         trainer.strategy.checkpoint_io = AtomicCheckpointIO()
 
@@ -46,40 +46,48 @@ def write_atomically(trainer: Trainer) -> None:
 class LastCheckpoint(Checkpoint):
     """Checkpoints of a run: checkpoints/last.ckpt in the run folder, written regularly, at the end and at a signal.
 
-    The one before is kept as previous.ckpt, to which --ckpt_path auto and last fall back if the newest is damaged.
+    The checkpoint before the newest is kept as previous.ckpt, to which --ckpt_path auto and last fall back if the
+    newest is damaged.
 
     At Ctrl-C, SIGTERM, SIGUSR1 or SIGUSR2 the run finishes its step (up to 10 steps on several ranks), saves and stops.
     A second Ctrl-C or SIGTERM, more than 2 seconds later, stops at once without saving. Resume with --ckpt_path. A
-    checkpoint is saved before the previews, metrics and probes of its step run, so that their failure cannot lose it; a
-    resumed run begins with those that are missing.
+    checkpoint is saved before the previews, metrics and probes of its step run, so that their failure cannot lose it. A
+    resumed run begins with the evaluations that are missing.
 
     Args:
         every_n_steps: optimizer steps between saves; 0 saves only at the end.
         keep_every_n_steps: optimizer steps between checkpoints that are kept as step_N.ckpt; 0 keeps none.
-        keep_last: the newest checkpoints that are kept: last.ckpt, previous.ckpt, previous_2.ckpt and so on.
+        keep_last: number of newest checkpoints to keep: last.ckpt, previous.ckpt, previous_2.ckpt and so on.
     """
 
     def __init__(self, every_n_steps: int = 1000, keep_every_n_steps: int = 0, keep_last: int = 2) -> None:
         check_whole(0, every_n_steps=every_n_steps, keep_every_n_steps=keep_every_n_steps)
         check_whole(1, keep_last=keep_last)
-        self.every_n_steps, self.keep_every_n_steps, self.keep_last = every_n_steps, keep_every_n_steps, keep_last
-        self._seen_step = self._saved_step = -1  # _saved_step: of last.ckpt, or at the start of the run
+        self.every_n_steps = every_n_steps
+        self.keep_every_n_steps = keep_every_n_steps
+        self.keep_last = keep_last
+        self._seen_step = -1  # the newest step
+        self._saved_step = -1  # step of last.ckpt, or of the start of the run
         self._signals: StopSignals | None = None
 
     def setup(self, trainer: Trainer, task: LightningModule, stage: str) -> None:
-        known = StopSignals.of(trainer)
-        self._signals = known or StopSignals()
         write_atomically(trainer)
-        callbacks = [*trainer.callbacks, *([] if known else [self._signals])]
+        callbacks = list(trainer.callbacks)
+        self._signals = StopSignals.of(trainer)
+        if self._signals is None:
+            self._signals = StopSignals()
+            callbacks.append(self._signals)
         trainer.callbacks = sorted(callbacks, key=self._place)  # Lightning puts checkpoints last
 
     def _place(self, callback: Callback) -> int:
-        """Return the rank of a callback: this one comes before evaluations, and other checkpoints come last."""
-        if isinstance(callback, Periodic):
-            return 2
+        """Return the place of a callback: this one comes before evaluations, and other checkpoints come last."""
         if callback is self:
             return 1
-        return 3 if isinstance(callback, Checkpoint) else 0
+        if isinstance(callback, Periodic):
+            return 2
+        if isinstance(callback, Checkpoint):
+            return 3
+        return 0
 
     def on_train_start(self, trainer: Trainer, task: LightningModule) -> None:
         self._seen_step = self._saved_step = trainer.global_step
@@ -110,25 +118,31 @@ class LastCheckpoint(Checkpoint):
             self._stop_if_signalled(trainer)
 
     def _stop_if_signalled(self, trainer: Trainer) -> None:
-        """Save and stop if any rank received a signal; all stop at the same step, or some would wait for ever."""
-        any_rank = trainer.strategy.reduce_boolean_decision
-        if any_rank(self._signals.number is not None, all=False):
-            self._save(trainer)
-            self._say_stopped(trainer)
-            raise next(stop for number, stop in STOPS.items() if any_rank(self._signals.number == number, all=False))
+        """Save and stop if any rank has received a signal.
 
-    def _say_stopped(self, trainer: Trainer) -> None:
+        All ranks stop at the same step, otherwise some would wait for the others without end.
+        """
+        any_rank = trainer.strategy.reduce_boolean_decision
+        if not any_rank(self._signals.number is not None, all=False):
+            return
+        self._save(trainer)
+        self._report_stop(trainer)
+        for number, stop in STOPS.items():
+            if any_rank(self._signals.number == number, all=False):
+                raise stop
+
+    def _report_stop(self, trainer: Trainer) -> None:
         path = run_folder(trainer) / CHECKPOINTS / LAST
         command = localised("python train.py fit")
         rank_zero_info(f"\nstopped at step {trainer.global_step}; resume with: {command} ... --ckpt_path {path}")
 
     def on_exception(self, trainer: Trainer, task: LightningModule, exception: BaseException) -> None:
-        """Save the step whose evaluation a signal has left."""
+        """Save the present step if a signal has aborted its evaluation."""
         if self._signals and self._signals.interrupted and isinstance(exception, KeyboardInterrupt):
-            self._signals.finish_steps()  # one more signal must not spoil the file
+            self._signals.finish_steps()  # another signal must not damage the file
             if trainer.global_step != self._saved_step:
                 self._save(trainer)
-            self._say_stopped(trainer)
+            self._report_stop(trainer)
 
     def on_train_end(self, trainer: Trainer, task: LightningModule) -> None:
         self._stop_if_signalled(trainer)

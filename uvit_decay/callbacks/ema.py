@@ -7,7 +7,7 @@ the weights swapped, buffers are averaged, and a run that ends early keeps the i
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -25,17 +25,17 @@ class EMA(Callback):
     """A moving average of the weights: shadow <- decay shadow + (1 - decay) weights, float32, at every optimizer step.
 
     The decay ramps up as min(decay, (1 + n) / (10 + n)) after n updates, so that the average of a short run does not
-    stay at the initial weights. In a checkpoint `state_dict` holds the raw weights, and this callback's state the
-    average. The network has the average in validation and within `with averaged(trainer, task):`; previews, metrics and
-    probes use it, too. It takes 4 bytes a parameter, in memory and in checkpoints; that of sharded weights is sharded
-    as they are.
+    stay at the initial weights. In a checkpoint, `state_dict` holds the raw weights, and the state of this callback
+    holds the average. The network has the average in validation and within `evaluation_weights(trainer, task)`, which
+    previews, metrics and probes use. The average takes 4 bytes per parameter, in memory and in checkpoints. The average
+    of sharded weights is sharded in the same way.
 
     Args:
         decay: the final decay, in [0, 1).
-        ramp: let the decay rise from 0.1; without it the average is that of the official U-ViT.
+        ramp: let the decay rise from 0.1; without the ramp, the average is computed as in the official U-ViT.
 
     Raises:
-        UserError: a decay out of range; in fit, a network with batch norms whose input depends on trained weights.
+        UserError: the decay is out of range; in fit, the network has batch norms after trained weights.
     """
 
     def __init__(self, decay: float = 0.9999, ramp: bool = True) -> None:
@@ -45,40 +45,45 @@ class EMA(Callback):
         self.shadow: dict[str, Tensor] = {}
         self._seen_step = 0
         self._raw: list[Tensor] | None = None
-        self._validation = ExitStack()  # holds `averaged` during validation
+        self._validation = ExitStack()  # holds `swap_in` during validation
         self._trained: list[nn.Parameter] = []  # the parameters of the network
 
     def on_fit_start(self, trainer: Trainer, task: LightningModule) -> None:
         if _trains_below_batch_norm(task.net):
             raise UserError(
-                "EMA averages weights, and the running statistics of batch norms would not be those of the average: "
-                "leave out the callback EMA for this network"
+                f"EMA cannot average a {type(task.net).__name__}: the running statistics of its batch norms would not "
+                "fit the averaged weights; remove EMA from the callbacks"
             )
-        parameters = dict(task.net.named_parameters())
-        if not self.shadow:
-            self.shadow = {name: p.detach().float().clone() for name, p in parameters.items()}
-        self.shadow = {name: like(p, self.shadow[name]) for name, p in parameters.items()}
+        earlier, self.shadow = self.shadow, {}
+        for name, parameter in task.net.named_parameters():
+            average = earlier[name] if earlier else parameter.detach().float().clone()
+            self.shadow[name] = like(parameter, average)
 
     def on_train_start(self, trainer: Trainer, task: LightningModule) -> None:
-        self._seen_step = trainer.global_step  # only now restored when a run is resumed
-        self._trained = list(task.net.parameters())  # finding them takes as long as averaging those of a tiny network
+        self._seen_step = trainer.global_step  # a resumed run restores it only now
+        self._trained = list(task.net.parameters())  # in a tiny network, finding them takes as long as averaging them
 
     def on_train_batch_end(self, trainer: Trainer, task: LightningModule, *_: Any) -> None:
         if trainer.global_step == self._seen_step:  # gradients are being accumulated
             return
         self._seen_step = trainer.global_step
-        weights = [local(p.detach()).float() for p in self._trained]
-        decay = min(self.decay, (1 + self.updates) / (10 + self.updates)) if self.ramp else self.decay
+        weights = [local(parameter.detach()).float() for parameter in self._trained]
+        decay = self.decay
+        if self.ramp:
+            decay = min(decay, (1 + self.updates) / (10 + self.updates))
         torch._foreach_lerp_(_parts(self.shadow.values()), weights, 1.0 - decay)
         self.updates += 1
 
     @contextmanager
-    def averaged(self, task: LightningModule) -> Iterator[None]:
-        """Swap in the EMA weights within the context, and the raw ones after it, even on errors. May be nested."""
+    def swap_in(self, task: LightningModule) -> Iterator[None]:
+        """Put the EMA weights into `task.net` within the context, and restore the raw weights after it.
+
+        The raw weights are restored after an error, too. Contexts may be nested.
+        """
         if self._raw is not None or not self.shadow:
             yield
             return
-        self._raw = [p.detach().clone() for p in task.net.parameters()]
+        self._raw = [parameter.detach().clone() for parameter in task.net.parameters()]
         try:
             self._set(task, self.shadow.values())
             yield
@@ -91,7 +96,7 @@ class EMA(Callback):
         torch._foreach_copy_(_parts(task.net.parameters()), _parts(weights))
 
     def on_validation_start(self, trainer: Trainer, task: LightningModule) -> None:
-        self._validation.enter_context(self.averaged(task))
+        self._validation.enter_context(self.swap_in(task))
 
     def on_validation_end(self, trainer: Trainer, task: LightningModule) -> None:
         self._validation.close()
@@ -104,19 +109,21 @@ class EMA(Callback):
             check_finite(trainer, list(self.shadow.values()), "averaged weights")
         if self._raw is not None:  # saved during validation
             names = [f"net.{name}" for name, _ in task.net.named_parameters()]
-            checkpoint["state_dict"] |= gathered(dict(zip(names, self._raw, strict=True)))
+            raw = dict(zip(names, self._raw, strict=True))
+            checkpoint["state_dict"] |= gathered(raw)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint, of full tensors; all ranks must call this."""
+        """Return the state for a checkpoint, with full tensors; all ranks must call this."""
         return {"shadow": gathered(self.shadow), "updates": self.updates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue a stored average; further ones, which older versions kept, are left out."""
-        self.updates, self.shadow = state["updates"], dict(state["shadow"])
+        """Continue a stored average; further averages, which older versions kept, are ignored."""
+        self.updates = state["updates"]
+        self.shadow = dict(state["shadow"])
 
 
 def _trains_below_batch_norm(net: nn.Module) -> bool:
-    """Return whether a batch norm follows on trained parameters, in the order in which the modules are registered."""
+    """Return whether a batch norm follows trained parameters, in the order in which the modules are registered."""
     trained = False
     for module in net.modules():
         if trained and isinstance(module, _BatchNorm):
@@ -130,17 +137,24 @@ def _parts(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 @contextmanager
-def averaged(trainer: Trainer, task: Task) -> Iterator[Weights]:
+def evaluation_weights(trainer: Trainer, task: Task) -> Iterator[Weights]:
     """Put `task.net` into eval mode, with EMA weights if the run keeps them, and yield "ema" or "raw".
 
-    Within the context `task.net` is not sharded, so that ranks may call it unequally often. All ranks must enter it.
+    All ranks must enter the context. Within it `task.net` is not sharded, so that ranks may call it a different number
+    of times.
     """
-    ema = next((callback for callback in trainer.callbacks if isinstance(callback, EMA)), None)
+    weights: Weights = "raw"
+    swap: AbstractContextManager[None] = nullcontext()
+    for callback in trainer.callbacks:
+        if isinstance(callback, EMA):
+            weights = "ema"
+            swap = callback.swap_in(task)
+            break
     training = task.net.training
     task.sync_batch_norms()
     task.net.eval()
     try:
-        with ema.averaged(task) if ema else nullcontext(), whole(task):
-            yield "ema" if ema else "raw"
+        with swap, whole(task):
+            yield weights
     finally:
         task.net.train(training)

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from uvit_decay.autoencoder import Autoencoder, decoder
-from uvit_decay.callbacks.ema import averaged
+from uvit_decay.callbacks.ema import evaluation_weights
 from uvit_decay.callbacks.periodic import PeriodicSampling
 from uvit_decay.callbacks.run_log import record
 from uvit_decay.data import ImageData
@@ -35,23 +35,23 @@ from uvit_decay.tasks.optimization import run_length
 
 
 class GenerationMetrics(PeriodicSampling):
-    """Metrics of `num` samples, made on all ranks, against a reference; a line of generation.jsonl each time.
+    """Metrics of `num` samples, generated on all ranks, against a reference; adds a line to generation.jsonl.
 
-    A class-conditional network samples its classes in turn, whatever the sampler. All numbers are proxies of the
-    published protocols; their keys name the protocol. Features of the reference are cached on this machine. Latents are
-    decoded by their autoencoder and compared with the `reference`, which must be set.
+    A class-conditional network samples its classes in turn, with any sampler. All numbers are proxies of the published
+    protocols; their keys name the protocol. Features of the reference are cached on this machine. Latents are decoded
+    by their autoencoder and compared with the `reference`, which must be set.
 
     Args:
         extractor: `Inception` for RGB photographs, `SmallClassifier` for small images such as digits.
-        num: images; FID and FD need more than the extractor has features.
+        num: number of samples; FID and FD need more samples than the extractor has features.
         reference: as --reference of evaluate.py, its images cropped to the size of the samples; null: the training
             images.
         max_reference: largest number of training images in the reference, a fixed random choice.
         seed: seed of the samples.
         batch_size: images per batch on each device.
         allow_few: allow fewer images than features, for a trial.
-        metrics: metrics by their names in --metrics of evaluate.py, such as [mind], the cheap one; null: those by
-            default that compare no single images, such as fid (fd of other features than Inception's) and is.
+        metrics: metrics by their names in --metrics of evaluate.py, such as [mind], the cheap one; null: all default
+            metrics that compare no single images, such as fid (fd for other features than Inception's) and is.
         sampling: how to sample; null means the task's.
         every_n_steps: optimizer steps between evaluations; 0 means only at the end.
         at_end: evaluate when training ends, too.
@@ -78,41 +78,59 @@ class GenerationMetrics(PeriodicSampling):
         super().__init__(sampling, every_n_steps, at_end, every_n_epochs)
         check_whole(1, MOST_IMAGES, num=num, max_reference=max_reference, batch_size=batch_size)
         check_whole(0, MOST_SEED, seed=seed)
-        self.extractor, self.num, self.seed, self.batch_size = extractor, num, seed, batch_size
-        self.reference, self.max_reference = reference, max_reference
+        self.extractor = extractor
+        self.num = num
+        self.reference = reference
+        self.max_reference = max_reference
+        self.seed = seed
+        self.batch_size = batch_size
         self.options = MetricOptions(None if metrics is None else tuple(metrics), allow_few=allow_few)
         self.options.check_names(extractor)
-        self._against: tuple[StatisticsFile | None, ImageSource | None] = (None, None)
+        self._reference_file: StatisticsFile | None = None
+        self._reference_images: ImageSource | None = None
         self._autoencoder: Autoencoder | None = None  # on the CPU; `evaluate` makes a copy on the device
-        self._size = 0  # height and width of the samples in pixels, once all is ready; 0 if nothing is measured
+        self._size = 0  # height and width of the samples in pixels, set by `ready`; 0 if nothing is measured
 
     def samples(self, trainer: Trainer, task: DiffusionTask) -> int:
         return self.num
 
     def ready(self, trainer: Trainer, task: DiffusionTask) -> None:
-        """Load extractor, autoencoder and reference before training, so that missing ones are reported then."""
-        runs = self.at_end or self.every_n_epochs or 0 < self.every_n_steps <= run_length(trainer)[1]
-        if trainer.fast_dev_run or not runs:
+        """Load extractor, autoencoder and reference before training, so that missing files are reported early."""
+        if trainer.fast_dev_run or not self._measures(trainer):
             return
         data: ImageData = trainer.datamodule
         self._size = data.image_size
         if data.latents:
             if self.reference is None:
-                raise UserError("generation metrics of latents need a reference: set its init_args.reference")
+                raise UserError("GenerationMetrics of latents needs a reference: set its init_args.reference")
             self._autoencoder = decoder(data.latents, None, "cpu")
             self._size *= self._autoencoder.space.factor
         if self.extractor.needs_labels and (data.latents or len(data.class_names) < 2):
             raise UserError(f"{self.extractor.name} features need training images of two classes or more")
         channels = self.extractor.channels or data.channels  # a classifier of the training images has theirs
-        prepare(self.extractor, (channels, self._size, self._size), task.device, lambda: data.train[self._chosen(data)])
+        shape = (channels, self._size, self._size)
+        prepare(self.extractor, shape, task.device, lambda: data.train[self._reference_indices(data)])
         if self.reference is not None:
-            self._against = open_reference(self.reference, self.extractor.channels, self._size)
+            opened = open_reference(self.reference, self.extractor.channels, self._size)
+            self._reference_file, self._reference_images = opened
         else:
-            training = f"{data.name}-train", data.train, self.extractor.channels, data.class_names, self._chosen(data)
-            self._against = None, DatasetImages(*training)
+            self._reference_images = DatasetImages(
+                f"{data.name}-train",
+                data.train,
+                self.extractor.channels,
+                data.class_names,
+                self._reference_indices(data),
+            )
+
+    def _measures(self, trainer: Trainer) -> bool:
+        """Return whether any evaluation takes place in the run."""
+        if self.at_end or self.every_n_epochs:
+            return True
+        _, total_steps = run_length(trainer)
+        return 0 < self.every_n_steps <= total_steps
 
     def on_fit_start(self, trainer: Trainer, task: DiffusionTask) -> None:
-        """Extract the features of the reference, too; `evaluate` finds them in the cache."""
+        """Extract the features of the reference as well; `evaluate` finds them in the cache."""
         super().on_fit_start(trainer, task)
         if not self._size:
             return
@@ -120,24 +138,36 @@ class GenerationMetrics(PeriodicSampling):
         comparison.check()
         comparison.extract_reference(Processes.current())
 
-    def _chosen(self, data: ImageData) -> list[int]:
-        """Return the indices of the training images in the reference, on which a classifier is trained, too."""
+    def _reference_indices(self, data: ImageData) -> list[int]:
+        """Return the indices of the training images in the reference; a classifier is trained on the same images."""
         return subset(data.train, self.max_reference, "reference")
 
     def _comparison(
         self, task: DiffusionTask, sampling: Sampling, weights: str, decode: Callable[[Tensor], Tensor]
     ) -> Comparison:
-        shape = (3 if self._autoencoder else task.net.channels, self._size, self._size)
+        channels = 3 if self._autoencoder else task.net.channels
+        shape = (channels, self._size, self._size)
         classes = range(task.net.num_classes)
         samples = Samples(task.source(), sampling, weights, classes, seed=self.seed, decode=decode, shape=shape)
         images = GeneratedImages(samples, self.num, self.extractor.channels)
         options = replace(self.options, metrics=self.options.chosen(self.extractor, 0))
-        return Comparison(images, *self._against, self.extractor, task.device, self.batch_size, options)
+        return Comparison(
+            images,
+            self._reference_file,
+            self._reference_images,
+            self.extractor,
+            task.device,
+            self.batch_size,
+            options,
+        )
 
     def evaluate(self, trainer: Trainer, task: DiffusionTask) -> None:
-        sampling, processes = self.sampling_for(task), Processes.current()
-        decode = to_uint8 if self._autoencoder is None else self._autoencoder.on(task.device).decode
-        with averaged(trainer, task) as weights, TemporaryDirectory() as folder:
+        sampling = self.sampling_for(task)
+        processes = Processes.current()
+        decode = to_uint8
+        if self._autoencoder is not None:
+            decode = self._autoencoder.on(task.device).decode
+        with evaluation_weights(trainer, task) as weights, TemporaryDirectory() as folder:
             comparison = self._comparison(task, sampling, weights, decode)
             labelled = self.extractor.needs_labels and task.net.num_classes > 0
             also = ["logits"] if labelled else []
@@ -147,14 +177,18 @@ class GenerationMetrics(PeriodicSampling):
                 if labelled:
                     right = store.tensor("logits").argmax(1) == comparison.samples.labels
                     values["label_consistency"] = float(right.double().mean())
-                self._save(trainer, values, comparison, store.nfe)
+                self._report(trainer, values, comparison, store.nfe)
 
-    def _save(self, trainer: Trainer, values: dict[str, float], comparison: Comparison, nfe: float) -> None:
+    def _report(self, trainer: Trainer, values: dict[str, float], comparison: Comparison, nfe: float) -> None:
+        """Save, log and print the values; only rank 0 may call this."""
         key = comparison.name
         metadata = {**comparison.metadata(), "measured_nfe": nfe, "remarks": remarks(comparison)}
         logged = {f"{name}/{key}": value for name, value in values.items()}
         record(trainer, self.folder / GENERATION, values, metadata, logged)
-        decimals = {name: value.decimals for name, value in displayed().items()}
-        names = {name: on_screen(name, name.replace("_", " "), metadata["extractor"]) for name in values}
-        shown = ", ".join(f"{names[n]} {value:.{decimals.get(n, 3)}f}" for n, value in values.items())
-        rank_zero_info(f"GenerationMetrics at step {trainer.global_step}: {shown} ({key})")
+        displays = displayed()
+        shown = []
+        for name, value in values.items():
+            decimals = displays[name].decimals if name in displays else 3
+            title = on_screen(name, name.replace("_", " "), metadata["extractor"])
+            shown.append(f"{title} {value:.{decimals}f}")
+        rank_zero_info(f"GenerationMetrics at step {trainer.global_step}: {', '.join(shown)} ({key})")

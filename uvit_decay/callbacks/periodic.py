@@ -13,7 +13,7 @@ from PIL import Image
 
 from uvit_decay import history
 from uvit_decay.callbacks.loggers import log_picture
-from uvit_decay.callbacks.run_log import continue_history, continued_folder, run_folder
+from uvit_decay.callbacks.run_log import continue_history, find_previous_run, run_folder
 from uvit_decay.callbacks.stopping import at_signals
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.diffusion.sampling import Sampling, total_nfe
@@ -35,16 +35,18 @@ class Periodic(Callback):
     """
 
     batch_size: int  # images per batch on each device
-    history_file: str | None = None  # name of the history of its measurements in the run folder
-    picture: str | None = None  # name of its pictures there
-    reads_images = True  # of the data module; otherwise it works with any loader, too
-    asked: Precision | None = None  # precision of the network, in place of that of the task's sampling
+    history_file: str | None = None  # file name of its measurements in the run folder
+    picture: str | None = None  # name of its pictures in the run folder
+    reads_images = True  # whether it needs a data module of uvit_decay.data; otherwise any loader will do
+    asked: Precision | None = None  # precision of the network; None: the precision of the task's sampling
 
     def __init__(self, every_n_steps: int = 0, at_end: bool = True, every_n_epochs: int | None = None) -> None:
         check_whole(0, every_n_steps=every_n_steps, every_n_epochs=every_n_epochs or 0)
-        self.every_n_steps, self.at_end, self.every_n_epochs = every_n_steps, at_end, every_n_epochs
+        self.every_n_steps = every_n_steps
+        self.at_end = at_end
+        self.every_n_epochs = every_n_epochs
         self.folder = Path()  # the run folder, set before each evaluation
-        self.evaluated = -1  # the step of the newest evaluation, or at which training started
+        self.evaluated = -1  # step of the newest evaluation, or of the start of training
 
     @abstractmethod
     def evaluate(self, trainer: Trainer, task: Task) -> None:
@@ -52,53 +54,67 @@ class Periodic(Callback):
 
     @abstractmethod
     def evaluations(self, trainer: Trainer, task: Task) -> int:
-        """Return the network evaluations, each image counted, of one `evaluate`, over all ranks."""
+        """Return the number of network evaluations of one `evaluate`, over all ranks; each image counts once."""
 
     def precision(self, task: Task) -> Precision:
-        """Return the precision of the network here: `asked`, that of the task's sampling, or the device's default."""
-        asked = self.asked or (task.sampling.precision if task.sampling else None)
-        return chosen_precision(asked, task.trainer.strategy.root_device)  # where the network is, or is moved later
+        """Return the precision of the network: `asked`, or the task's sampling precision, or the device's default."""
+        asked = self.asked
+        if asked is None and task.sampling:
+            asked = task.sampling.precision
+        return chosen_precision(asked, task.trainer.strategy.root_device)  # the network may be moved there later
 
     def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
-        """Raise a UserError before training for a precision that the device lacks, or without a data module.
+        """Check the precision and the data module before training, and warn of a second callback with this history.
 
-        Warn of a callback with the same history, which has one line for each step.
+        Raises:
+            UserError: the device does not support the precision, or images are needed and there is no data module.
         """
         self.precision(task)
+        name = type(self).__name__
         if self.reads_images and not isinstance(trainer.datamodule, ImageData):
-            name = type(self).__name__
             raise UserError(f"{name} reads images by number: pass a data module of uvit_decay.data, not a DataLoader")
-        periodic = [other for other in trainer.callbacks if isinstance(other, Periodic)]
-        if self.history_file and [c for c in periodic if c.history_file == self.history_file][1:2] == [self]:
-            what = f"{type(self).__name__} is there twice"
+        if self.history_file and self._is_second(trainer):
+            what = f"the callbacks hold {name} twice"
             rank_zero_info(f"warning: {what}: at the same step, the second replaces the first in {self.history_file}")
 
+    def _is_second(self, trainer: Trainer) -> bool:
+        """Return whether this callback is the second one of the run with its history."""
+        periodic = [callback for callback in trainer.callbacks if isinstance(callback, Periodic)]
+        sharing = [callback for callback in periodic if callback.history_file == self.history_file]
+        return len(sharing) > 1 and sharing[1] is self
+
     def ready(self, trainer: Trainer, task: Task) -> None:
-        """Check and load what `evaluate` needs before training, apart from long work, which extends `on_fit_start`."""
+        """Check and load what `evaluate` needs, before training; long work belongs in `on_fit_start`."""
 
     def on_fit_start(self, trainer: Trainer, task: Task) -> None:
         self.ready(trainer, task)
 
     def on_train_start(self, trainer: Trainer, task: Task) -> None:
-        """Continue the history of the previous run, and evaluate at its last step if that is due and not recorded."""
+        """Continue the history of a resumed run, and evaluate at its last step if that is due and not recorded."""
         step = self.evaluated = trainer.global_step
         if self.history_file:
             continue_history(trainer, self.history_file)
-        previous = continued_folder(trainer)
-        missing = previous is not None and self._is_due(trainer) and not self._recorded(previous, step)
+        previous = find_previous_run(trainer)
+        missing = previous is not None and self._is_due(trainer) and not self._has_record(previous, step)
         if trainer.strategy.broadcast(missing):
             self.evaluated = -1
             self._evaluate_once(trainer, task)
 
-    def _recorded(self, folder: Path, step: int) -> bool:
-        """Return whether the run in `folder` has recorded the evaluation of a step; true if it keeps no record."""
+    def _has_record(self, folder: Path, step: int) -> bool:
+        """Return whether a run folder has a record of the evaluation at a step; true if this callback keeps none."""
         if self.history_file:
-            return step in [measurement.step for measurement in history.read(folder / self.history_file)]
-        return self.picture is None or picture_path(folder, self.picture, step).exists()
+            measurements = history.read(folder / self.history_file)
+            return any(measurement.step == step for measurement in measurements)
+        if self.picture:
+            return picture_path(folder, self.picture, step).exists()
+        return True
 
     def _is_due(self, trainer: Trainer) -> bool:
-        epoch = trainer.num_training_batches // trainer.accumulate_grad_batches if self.every_n_epochs else 0
-        return any(n and trainer.global_step % n == 0 for n in (self.every_n_steps, epoch * (self.every_n_epochs or 0)))
+        intervals = [self.every_n_steps]
+        if self.every_n_epochs:
+            steps_per_epoch = trainer.num_training_batches // trainer.accumulate_grad_batches
+            intervals.append(self.every_n_epochs * steps_per_epoch)
+        return any(interval and trainer.global_step % interval == 0 for interval in intervals)
 
     def on_train_batch_end(self, trainer: Trainer, task: Task, *_: Any) -> None:
         if self._is_due(trainer):
@@ -118,17 +134,17 @@ class Periodic(Callback):
 
 
 def picture_path(folder: Path, name: str, step: int) -> Path:
-    """Return the file of a picture of a step in the run folder."""
+    """Return the path of the picture `name` of a step in the run folder."""
     return folder / name / f"step_{step:08d}.png"
 
 
 def save_picture(trainer: Trainer, folder: Path, name: str, picture: Image.Image) -> None:
-    """Save <name>.png, the newest, and <name>/step_N.png in the run folder, and log it; for rank 0 alone."""
+    """Save a picture as <name>.png and <name>/step_N.png in the run folder, and log it; only rank 0 may call this."""
     path = picture_path(folder, name, trainer.global_step)
     check_writable(path)
     save_image(folder / f"{name}.png", picture)
     log_picture(trainer, folder / f"{name}.png")
-    save_image(path, picture)  # last: a resumed run takes it as the sign that all is done
+    save_image(path, picture)  # last: a resumed run takes it as the sign that the evaluation was completed
 
 
 class PeriodicSampling(Periodic):
@@ -160,13 +176,14 @@ class PeriodicSampling(Periodic):
         return total_nfe(self.samples(trainer, task), self.sampling_for(task))
 
     def sampling_for(self, task: DiffusionTask) -> Sampling:
-        """Return this callback's sampling, else the task's, without guidance if the network has no null label."""
-        return replace(task.source().unguided(self.sampling or task.sampling), precision=self.precision(task))
+        """Return the sampling of the callback or of the task, without guidance if the network has no null label."""
+        sampling = task.source().unguided(self.sampling or task.sampling)
+        return replace(sampling, precision=self.precision(task))
 
     def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
-        """Raise a UserError before training if the task is not of diffusion, or does not support the sampler."""
+        """Raise a UserError before training if the task is not a DiffusionTask, or does not support the sampler."""
         if not isinstance(task, DiffusionTask):
             name, kind = type(self).__name__, type(task).__name__
-            raise UserError(f"{name} samples images, which a {kind} does not make: remove it from the callbacks")
+            raise UserError(f"{name} samples images, which a {kind} cannot generate: remove it from the callbacks")
         super().setup(trainer, task, stage)
         task.source().check(self.sampling_for(task))

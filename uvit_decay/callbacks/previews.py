@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 from lightning.pytorch import Trainer
+from torch import Tensor
 
-from uvit_decay.callbacks.ema import averaged
+from uvit_decay.callbacks.ema import evaluation_weights
 from uvit_decay.callbacks.periodic import Periodic, PeriodicSampling, save_picture
 from uvit_decay.class_names import in_words
 from uvit_decay.data import ImageData
@@ -30,7 +31,7 @@ class Preview(PeriodicSampling):
     Args:
         rows: rows of the grid.
         columns: columns of the grid.
-        seed: seed of the noise; image i is that of sample.py with this seed and these classes.
+        seed: seed of the noise; image i equals image i of sample.py with this seed and these classes.
         batch_size: images per batch on each device.
         sampling: how to sample; null means the task's.
         every_n_steps: optimizer steps between evaluations; 0 means only at the end.
@@ -56,22 +57,28 @@ class Preview(PeriodicSampling):
         check_whole(1, LARGEST_GRID, rows=rows, columns=columns, batch_size=batch_size)
         check_whole(1, LARGEST_GRID, images=rows * columns)
         check_whole(0, MOST_SEED, seed=seed)
-        self.rows, self.columns, self.seed, self.batch_size = rows, columns, seed, batch_size
+        self.rows = rows
+        self.columns = columns
+        self.seed = seed
+        self.batch_size = batch_size
 
-    def _columns(self, trainer: Trainer, task: DiffusionTask) -> tuple[tuple[str, ...], int]:
-        """Return the names of the classes shown (none for an unconditional network) and the number of columns."""
-        names = task.data.class_names[: self.columns] if task.net.num_classes else ()
-        return names, grid_columns(len(names), self.columns)
+    def _class_names(self, task: DiffusionTask) -> tuple[str, ...]:
+        """Return the names of the classes shown; none for an unconditional network."""
+        if not task.net.num_classes:
+            return ()
+        return task.data.class_names[: self.columns]
 
     def samples(self, trainer: Trainer, task: DiffusionTask) -> int:
-        return self.rows * self._columns(trainer, task)[1]
+        return self.rows * grid_columns(len(self._class_names(task)), self.columns)
 
     def evaluate(self, trainer: Trainer, task: DiffusionTask) -> None:
-        names, columns = self._columns(trainer, task)
-        sampling, processes = self.sampling_for(task), Processes.current()
-        with averaged(trainer, task) as weights:
-            classes, decode = range(len(names)), task.data.preview
-            samples = Samples(task.source(), sampling, weights, classes, seed=self.seed, decode=decode)
+        names = self._class_names(task)
+        columns = grid_columns(len(names), self.columns)
+        sampling = self.sampling_for(task)
+        processes = Processes.current()
+        with evaluation_weights(trainer, task) as weights:
+            classes = range(len(names))
+            samples = Samples(task.source(), sampling, weights, classes, seed=self.seed, decode=task.data.preview)
             jobs = batches(self.rows * columns, self.batch_size, processes.size)
             parts = list(processes.map_ordered(jobs, lambda part: samples.images(part).cpu()))
         if processes.is_main:
@@ -81,15 +88,16 @@ class Preview(PeriodicSampling):
 
 
 class Reconstructions(Periodic):
-    """A grid of images, masked images and reconstructions, the paper's Figure 6, always of the same images and masks.
+    """A grid of images, masked images and reconstructions, as in the paper's Figure 6, with fixed images and masks.
 
-    Writes reconstructions.png (the newest) and reconstructions/step_N.png in the run folder, and to the loggers. The
-    images are test images if there are any, else training images. Visible patches are those of the image, and removed
-    ones the decoder's; if it predicts normalised patches, they get mean and variance of the image's own.
+    Writes reconstructions.png (the newest) and reconstructions/step_N.png to the run folder and the loggers. The images
+    are test images if there are any, otherwise training images. In a reconstruction, visible patches are copied from
+    the image, and removed patches are the decoder's output. If the decoder predicts normalised patches, they are
+    rescaled to the mean and variance of the original patches.
 
     Args:
-        num: images, a fixed random choice.
-        mask_ratio: share of removed patches, in (0, 1); null: that of the training.
+        num: number of images, a fixed random choice.
+        mask_ratio: share of removed patches, in (0, 1); null: the mask ratio of the training.
         seed: seed of the masks.
         batch_size: images per batch.
         every_n_steps: optimizer steps between evaluations; 0 means only at the end.
@@ -112,16 +120,19 @@ class Reconstructions(Periodic):
         super().__init__(every_n_steps, at_end, every_n_epochs)
         check_whole(1, LARGEST_GRID, num=num, batch_size=batch_size)
         check_whole(0, MOST_SEED, seed=seed)
-        self.num, self.mask_ratio, self.seed, self.batch_size = num, mask_ratio, seed, batch_size
+        self.num = num
+        self.mask_ratio = mask_ratio
+        self.seed = seed
+        self.batch_size = batch_size
 
     def ready(self, trainer: Trainer, task: Task) -> None:
-        """Raise a UserError before training if the task is not of an MAE, or the masks leave no patch."""
+        """Raise a UserError before training if the task is not an MAETask, or the masks leave no patch."""
         if not isinstance(task, MAETask):
             kind = type(task).__name__
-            raise UserError(f"Reconstructions are of masked images, which a {kind} has not: remove the callback")
-        self._reconstructor(trainer, task)
+            raise UserError(f"Reconstructions needs a MAETask, a {kind} masks no images: remove it from the callbacks")
+        self._build_reconstructor(trainer, task)
 
-    def _reconstructor(self, trainer: Trainer, task: MAETask) -> Reconstructor:
+    def _build_reconstructor(self, trainer: Trainer, task: MAETask) -> Reconstructor:
         ratio = task.mask_ratio if self.mask_ratio is None else self.mask_ratio
         return Reconstructor(task.net, ratio, self.seed, self.precision(task), trainer.datamodule.preview)
 
@@ -130,15 +141,17 @@ class Reconstructions(Periodic):
         return min(self.num, len(data.test or data.train))
 
     def evaluate(self, trainer: Trainer, task: MAETask) -> None:
-        """Make the grid on rank 0 alone: it is small."""
+        """Compute the grid on rank 0 only: it is small."""
         data: ImageData = trainer.datamodule
         images = data.test or data.train
-        with averaged(trainer, task):
+
+        def read_images(part: list[int]) -> Tensor:
+            pixels, _ = images[part]
+            return data.network_input(pixels.to(task.device))
+
+        with evaluation_weights(trainer, task):
             if not Processes.current().is_main:
                 return
-            picture = self._reconstructor(trainer, task).picture(
-                lambda part: data.network_input(images[part][0].to(task.device)),
-                subset(images, self.num, "reconstructions"),
-                self.batch_size,
-            )
+            chosen = subset(images, self.num, "reconstructions")
+            picture = self._build_reconstructor(trainer, task).picture(read_images, chosen, self.batch_size)
         save_picture(trainer, self.folder, self.picture, picture)

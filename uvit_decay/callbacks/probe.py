@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
-from uvit_decay.callbacks.ema import averaged
+from uvit_decay.callbacks.ema import evaluation_weights
 from uvit_decay.callbacks.loggers import log_picture
 from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.callbacks.run_log import record
@@ -25,25 +25,26 @@ from uvit_decay.tasks.base import Task
 class LinearProbes(Periodic):
     """Linear classifier, k nearest neighbours and effective rank of pooled features, for each cell (layer, t).
 
-    Features are those of the EMA weights if the run keeps them. A denoiser has the null label and one fixed noise for
-    each image and noise level; an encoder, as of an MAE, sees clean images, whose cells have t = 0. The l2 penalty and
-    the best cell are chosen on a held-out part of the training images. Writes the newest cells to probes.csv and
-    probes.png, and adds a line to probes.jsonl; logs the test accuracy of the best cell, and the means of the
-    tracked layer over the noise levels. On a CPU, cores that torch's threads leave idle compute further noise levels.
+    Features are computed with the EMA weights if the run keeps them. A denoiser gets the null label and one fixed noise
+    for each image and noise level. An encoder, such as an MAE's, sees clean images; its cells have t = 0. The l2
+    penalty and the best cell are chosen on a held-out part of the training images. Writes the newest cells to
+    probes.csv and probes.png, and adds a line to probes.jsonl. Logs the test accuracy of the best cell, and the scores
+    of the tracked layer, averaged over the noise levels. On a CPU, cores that torch's threads leave idle compute
+    further noise levels.
 
     Args:
         times: noise levels t in (0, 1) of a denoiser; null: 0.01, 0.03, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5. Leave them out
             for an encoder.
-        watch: number or name of the tracked layer, whose means are logged; null: U-ViT's middle block, SiT's last
-            encoder block, an encoder's last block; of chosen `layers` the last.
-        layers: numbers or names of the layers that are probed; null: all.
+        watch: number or name of the tracked layer, whose scores are logged; null: the last of `layers` if they are
+            given, otherwise U-ViT's middle block, SiT's last encoder block, or an encoder's last block.
+        layers: numbers or names of the layers to probe; null: all.
         pool: `mean` of the patch tokens (null), of `all` tokens, or the class token (`cls`).
         max_train: largest number of training images, a fixed random choice.
         max_test: largest number of test images, a fixed random choice.
         neighbours: k of the nearest neighbours.
         seed: seed of the noise.
         batch_size: images per batch on each device.
-        precision: of the network; null: that of the task's sampling, else the default of evaluations.
+        precision: precision of the network; null: as the task samples, otherwise the default of evaluations.
         every_n_steps: optimizer steps between evaluations; 0 means only at the end.
         at_end: evaluate when training ends, too.
         every_n_epochs: epochs between further evaluations; null means none.
@@ -78,53 +79,60 @@ class LinearProbes(Periodic):
             seed=seed,
             batch_size=batch_size,
         )
-        self.batch_size, self.watch, self.asked = batch_size, watch, precision
+        self.batch_size = batch_size
+        self.watch = watch
+        self.asked = precision
 
     def ready(self, trainer: Trainer, task: Task) -> None:
         """Raise a UserError before training if network or data cannot be probed; a fast_dev_run does not probe."""
         if not trainer.fast_dev_run:
             check_probed(task.net, task.path, trainer.datamodule, self.probing)
-            self._tracked(task)
+            self._find_tracked_layer(task)
 
-    def _tracked(self, task: Task) -> int:
+    def _find_tracked_layer(self, task: Task) -> int:
         """Return the number of the tracked layer; raise a UserError if it is not probed."""
         layers = layer_indices(task.net.layers, self.probing.layers)
         if self.watch is not None:
             (tracked,) = layer_indices(task.net.layers, (str(self.watch),))
             if tracked not in layers:
-                raise UserError(f"watch {self.watch}: this layer is not among the layers that are probed")
+                raise UserError(f"watch {self.watch} of LinearProbes: this layer is not among its `layers`; add it")
             return tracked
-        return default_layer(task.net, task.path) if self.probing.layers is None else layers[-1]
+        if self.probing.layers is not None:
+            return layers[-1]
+        return default_layer(task.net, task.path)
 
     def evaluations(self, trainer: Trainer, task: Task) -> int:
         images = sum(map(len, probed_images(self.probing, trainer.datamodule)))
         return images * len(self.probing.levels(task.path is None))
 
     def evaluate(self, trainer: Trainer, task: Task) -> None:
-        """Probe on all ranks: each takes its share of the noise levels, and only scores are sent to rank 0."""
+        """Probe on all ranks: each rank computes its share of the noise levels and sends only scores to rank 0."""
         precision = self.precision(task)
-        with averaged(trainer, task) as weights:
+        with evaluation_weights(trainer, task) as weights:
             prober = Prober(task.net, task.path, trainer.datamodule, self.probing, task.device, precision)
             grid = prober.grid(Processes.current())
         if grid is not None:
             self._report(trainer, task, grid, weights)
 
     def _report(self, trainer: Trainer, task: Task, grid: Grid, weights: str) -> None:
-        best, number = grid.summary(), self._tracked(task)
-        tracked = grid.tracked(number)
+        """Save and log the results; only rank 0 may call this."""
+        best = grid.summary()
+        number = self._find_tracked_layer(task)
+        layer = grid.layers[number].name
         values = {
             "best_accuracy": best["test_accuracy"],
             "best_on_test_accuracy": best["best_on_test_accuracy_of_all_cells"],
-            **{f"tracked_{name}": value for name, value in tracked.items()},
         }
-        metadata = {**grid.protocol, "weights": weights, "tracked": grid.layers[number].name, "best": best}
+        shown = []
+        for name, value in grid.tracked(number).items():
+            values[f"tracked_{name}"] = value
+            shown.append(f"{name.replace('_', ' ')} {value:.3f}")
+        metadata = {**grid.protocol, "weights": weights, "tracked": layer, "best": best}
         logged = {f"probe/{name}": value for name, value in values.items()}
         grid.save(self.folder, f"step {trainer.global_step}")
         log_picture(trainer, self.folder / "probes.png")
         record(trainer, self.folder / PROBES, values, metadata, logged)
-        shown = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in tracked.items())
         rank_zero_info(
             f"LinearProbes at step {trainer.global_step}: best cell {best['name']} at t = {best['t']:g}: test accuracy "
-            f"{best['test_accuracy']:.3f}, nearest neighbours {best['knn_accuracy']:.3f}; {grid.layers[number].name}: "
-            f"{shown}"
+            f"{best['test_accuracy']:.3f}, nearest neighbours {best['knn_accuracy']:.3f}; {layer}: {', '.join(shown)}"
         )

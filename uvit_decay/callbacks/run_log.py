@@ -23,33 +23,42 @@ from uvit_decay.runtime.errors import UserError, check_whole
 from uvit_decay.runtime.files import check_writable, replacing, writing
 from uvit_decay.runtime.program import localised
 from uvit_decay.tasks.base import Task
-from uvit_decay.tasks.resumption.files import makes_folders
+from uvit_decay.tasks.resumption.files import LAST, makes_folders
 
 CONFIG = "config.yaml"
-HELD = (CHECKPOINTS, CONFIG, METRICS, PROBES, GENERATION)  # what shows that a folder holds a run
+RUN_FILES = (CONFIG, METRICS, PROBES, GENERATION)  # a run may begin with them; each marks a run folder
 
 
 def run_folder(trainer: Trainer) -> Path:
-    """Return the run folder, the same on all ranks, and make it if it is missing; all ranks must call this.
+    """Return the run folder, the same on all ranks, and create it if it is missing; all ranks must call this.
 
-    It is that of the first logger that makes one, or the trainer's default_root_dir.
+    It is the folder of the first logger that makes one, otherwise the trainer's default_root_dir.
     """
-    logger = next(filter(makes_folders, trainer.loggers), None)
-    folder = Path(trainer.strategy.broadcast(logger.log_dir if logger else trainer.default_root_dir))
+    ours = trainer.default_root_dir
+    for logger in trainer.loggers:
+        if makes_folders(logger):
+            ours = logger.log_dir
+            break
+    folder = Path(trainer.strategy.broadcast(ours))
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 class SaveConfig(SaveConfigCallback):
-    """Writes config.yaml to the run folder, which may hold no other run, and guards the loggers against failures."""
+    """Writes config.yaml to the run folder, which must not hold another run, and guards the loggers.
+
+    A logger that fails during the run is reported once and does not end the run, see `guard`.
+    """
 
     def setup(self, trainer: Trainer, task: LightningModule, stage: str) -> None:
         for logger in trainer.loggers:
             guard(logger)
         self._folder = run_folder(trainer)
-        held = trainer.is_global_zero and any((self._folder / name).exists() for name in HELD)
-        if trainer.strategy.broadcast(held) and not self.already_saved:
-            raise UserError(f"{self._folder} holds a run already: choose another version or folder of the logger")
+        occupied = False
+        if trainer.is_global_zero:
+            occupied = any((self._folder / name).exists() for name in (CHECKPOINTS, *RUN_FILES))
+        if trainer.strategy.broadcast(occupied) and not self.already_saved:
+            raise UserError(f"{self._folder} already holds a run: set another version or folder of the logger")
         super().setup(trainer, task, stage)
 
     def save_config(self, trainer: Trainer, task: Task, stage: str) -> None:
@@ -58,30 +67,46 @@ class SaveConfig(SaveConfigCallback):
         self.parser.save(self.config, str(self._folder / CONFIG), skip_unset=False, overwrite=True)
 
 
-def continued_folder(trainer: Trainer) -> Path | None:
-    """Return the folder of the run that this one continues, None if it continues none, or an unknown one."""
-    return run_of(trainer.ckpt_path) if trainer.ckpt_path else None
+def find_previous_run(trainer: Trainer) -> Path | None:
+    """Return the folder of the run that this run resumes; None for a new run, or if the folder is not known."""
+    if not trainer.ckpt_path:
+        return None
+    return run_of(trainer.ckpt_path)
 
 
 def continue_history(trainer: Trainer, name: str) -> None:
-    """Begin a history with that of the run which this one continues, up to its step; all ranks must call this."""
-    earlier = continued_folder(trainer)
-    if earlier and not trainer.fast_dev_run:
-        folder = run_folder(trainer)
-        if trainer.is_global_zero:
-            history.copy_until(trainer.global_step, earlier / name, folder / name)
+    """Copy the history `name` of the run that this run resumes, up to the present step; all ranks must call this."""
+    previous = find_previous_run(trainer)
+    if previous is None or trainer.fast_dev_run:
+        return
+    folder = run_folder(trainer)
+    if trainer.is_global_zero:
+        history.copy_until(trainer.global_step, previous / name, folder / name)
 
 
 def record(
     trainer: Trainer, path: Path, values: Mapping[str, float], metadata: dict[str, Any], logged: Mapping[str, float]
 ) -> None:
-    """Send `logged` to the loggers, and append a measurement to the history at `path`; only rank 0 may call this.
+    """Send numbers to the loggers, then append a measurement to a history; only rank 0 may call this.
 
-    The history is last: a resumed run takes it as the sign that all is done.
+    The history is written last: a resumed run takes its entry as the sign that the evaluation was completed.
+
+    Args:
+        trainer: the trainer of the run.
+        path: file of the history.
+        values: results by name, for the history.
+        metadata: settings that the results depend on.
+        logged: numbers by name, for the loggers.
     """
-    step, batches = trainer.global_step, trainer.num_training_batches / trainer.accumulate_grad_batches
-    images = trainer.lightning_module.images_seen
-    measurement = history.Measurement(step, step / batches, images, dict(values), metadata)
+    step = trainer.global_step
+    steps_per_epoch = trainer.num_training_batches / trainer.accumulate_grad_batches
+    measurement = history.Measurement(
+        step=step,
+        epoch=step / steps_per_epoch,
+        images_seen=trainer.lightning_module.images_seen,
+        values=dict(values),
+        metadata=metadata,
+    )
     with at_signals(trainer, leave=False):
         log_numbers(trainer, logged)
         history.append(path, measurement)
@@ -101,17 +126,19 @@ class RunLogger(TensorBoardLogger):
         # CSVLogger warns that the folder exists, which TensorBoard has just made.
         warnings.filterwarnings("ignore", message="Experiment logs directory .* exists and is not empty")
         super().__init__(save_dir, name=experiment, version=version, default_hp_metric=False)
-        folder = None if version is None else Path(self.log_dir)
-        if folder and (folder / METRICS).exists():  # which marks a run: CSVLogger would overwrite it
-            raise UserError(f"version {version} of {experiment} in {save_dir} exists already: choose another")
+        self._owns_folder = False  # whether this logger created its folder
+        if version is not None:
+            folder = Path(self.log_dir)
+            if (folder / METRICS).exists():  # CSVLogger would overwrite it
+                raise UserError(f"version {version} of {experiment} in {save_dir} already exists: choose another")
+            self._owns_folder = not folder.exists()
         self._csv: CSVLogger | None = None
-        self._logged = False  # whether this run itself logged anything; a resumed one begins with a copied log
-        self._made = folder is not None and not folder.exists()  # whether the folder is this run's own
-        self._copied: set[tuple[int, str]] = set()  # step and name of numbers in the copied log, of its last step
+        self._logged = False  # whether this run itself logged anything; a resumed run begins with a copied log
+        self._copied: set[tuple[int, str]] = set()  # (step, name) of the numbers in the last step of the copied log
 
     @property
     def csv(self) -> CSVLogger:
-        """The logger of metrics.csv, made on first use, when the version is known; a file that is there is removed."""
+        """The logger of metrics.csv, created on first use, when the version is known; it removes an existing file."""
         if self._csv is None:
             self._csv = CSVLogger(self.save_dir, name=self.name, version=self.version, flush_logs_every_n_steps=10)
             if rank_zero_only.rank == 0:
@@ -119,12 +146,12 @@ class RunLogger(TensorBoardLogger):
         return self._csv
 
     def _get_next_version(self) -> int:
-        """Return the next free number; rank 0 makes its folder at once, since other runs may start at the same time."""
+        """Return the next free number; rank 0 creates its folder at once, since other runs may start meanwhile."""
         number = super()._get_next_version()
         while rank_zero_only.rank == 0:
             try:
                 Path(self.root_dir, f"version_{number}").mkdir(parents=True)
-                self._made = True
+                self._owns_folder = True
                 break
             except FileExistsError:
                 number += 1
@@ -134,18 +161,21 @@ class RunLogger(TensorBoardLogger):
         self._logged = True
         with writing(Path(self.log_dir)):
             super().log_metrics(metrics, step)
-            if step is None or not self._copied >= {(step, name) for name in metrics}:
+            already_copied = step is not None and all((step, name) in self._copied for name in metrics)
+            if not already_copied:
                 self.csv.log_metrics(metrics, step)
 
     @rank_zero_only
     def copy_until(self, step: int, source: Path) -> None:
-        """Begin metrics.csv with the rows of another one, `source`, that were logged before optimizer step `step`."""
+        """Begin metrics.csv with the rows of `source`, another metrics.csv, from before optimizer step `step`."""
         for logged_at, values in read_rows(source):
-            # Lightning logs a training step under the number of steps before it, an evaluation after a step.
-            if logged_at < step + ("train/loss" not in values):
-                self.csv.experiment.log_metrics(values, logged_at)
-                if logged_at >= step - 1:
-                    self._copied |= {(logged_at, name) for name in values}
+            # Lightning logs a training step under the number of steps before it, an evaluation under those after it.
+            end = step if "train/loss" in values else step + 1
+            if logged_at >= end:
+                continue
+            self.csv.experiment.log_metrics(values, logged_at)
+            if logged_at >= step - 1:
+                self._copied.update((logged_at, name) for name in values)
         self.csv.save()
 
     def log_hyperparams(self, params: Any = None, *_: Any, **__: Any) -> None:
@@ -160,21 +190,26 @@ class RunLogger(TensorBoardLogger):
     @rank_zero_only
     def finalize(self, status: str) -> None:
         """Close both loggers; remove the folder of a run that failed before it wrote any result."""
-        if self._version is None or not Path(self.log_dir).is_dir():  # there was none yet, or it has been removed
+        if self._version is None or not Path(self.log_dir).is_dir():  # not created yet, or removed
             return
-        with writing(Path(self.log_dir)):
+        folder = Path(self.log_dir)
+        with writing(folder):
             super().finalize(status)
             self.csv.finalize(status)
-        names = {path.name for path in Path(self.log_dir).glob("*")} - {CONFIG, METRICS, PROBES, GENERATION}
-        nothing_new = all(name.startswith("events.out.") for name in names)
-        if status == "failed" and self._made and nothing_new and not self._logged:
-            shutil.rmtree(self.log_dir, ignore_errors=True)
+        if status == "failed" and self._owns_folder and not self._logged and not _holds_results(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _holds_results(folder: Path) -> bool:
+    """Return whether a run folder holds more than RUN_FILES and event files."""
+    names = {path.name for path in folder.glob("*")}
+    return not all(name.startswith("events.out.") for name in names.difference(RUN_FILES))
 
 
 class RunFolder(RunLogger):
-    """The folder of a run whose loggers make none, as that of a RunLogger, and without a log."""
+    """Run folder for runs whose loggers do not create one: laid out like RunLogger's, but nothing is logged."""
 
-    experiment = None  # Lightning asks for it, and TensorBoard's would begin a file
+    experiment = None  # Lightning reads this attribute; TensorBoardLogger's property would create a file
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Do nothing."""
@@ -186,45 +221,52 @@ class RunFolder(RunLogger):
 class Summary(Callback):
     """A message at the end of training: speed, contents of the run folder and a command that uses its checkpoint.
 
-    When training starts, metrics.csv begins with the log of the run that this one continues.
+    In a resumed run, metrics.csv begins with the log of the previous run.
     """
 
     _start = 0  # step at which training started
 
     def on_train_start(self, trainer: Trainer, task: LightningModule) -> None:
         self._start = trainer.global_step
-        earlier = continued_folder(trainer)
-        for logger in trainer.loggers if earlier and not trainer.fast_dev_run else ():
+        previous = find_previous_run(trainer)
+        if previous is None or trainer.fast_dev_run:
+            return
+        for logger in trainer.loggers:
             if isinstance(logger, RunLogger):
-                logger.copy_until(trainer.global_step, earlier / METRICS)
+                logger.copy_until(trainer.global_step, previous / METRICS)
 
     def on_fit_end(self, trainer: Trainer, task: Task) -> None:
         folder = run_folder(trainer)
         if not trainer.is_global_zero or trainer.fast_dev_run or trainer.global_step == self._start:
             return
+        message = f"\n{trainer.global_step} steps"
         speed = trainer.callback_metrics.get("train/images_per_second")
-        lines = [f"\n{trainer.global_step} steps" + (f", {float(speed):.1f} images/s" if speed is not None else "")]
-        lines += [f"run folder: {folder}, with {', '.join(sorted(path.name for path in folder.iterdir()))}"]
-        checkpoint = folder / "checkpoints" / "last.ckpt"
+        if speed is not None:
+            message += f", {float(speed):.1f} images/s"
+        contents = sorted(path.name for path in folder.iterdir())
+        message += f"\nrun folder: {folder}, with {', '.join(contents)}"
+        checkpoint = folder / CHECKPOINTS / LAST
         if checkpoint.exists():
-            lines += [_use(folder, checkpoint, task)]
-        rank_zero_info("\n".join(lines))
+            message += f"\n{_suggest_command(folder, checkpoint, task)}"
+        rank_zero_info(message)
 
 
-def _use(folder: Path, checkpoint: Path, task: Task) -> str:
-    """Return a command that uses a run's checkpoint, with the images of its configuration where it needs some."""
+def _suggest_command(folder: Path, checkpoint: Path, task: Task) -> str:
+    """Return a command that uses the checkpoint of a run: sampling of a denoiser, probes of an encoder."""
     if task.path is not None:
         return f"sample from it: {localised('python sample.py')} --ckpt {checkpoint}"
     config = folder / CONFIG
-    data = f" --data {config}" if config.exists() else ""
-    return f"judge its features: {localised('python evaluate.py')} probe --ckpt {checkpoint}{data}"
+    command = f"{localised('python evaluate.py')} probe --ckpt {checkpoint}"
+    if config.exists():
+        command += f" --data {config}"  # the probes need its images
+    return f"evaluate its features: {command}"
 
 
 class CPUThreads(Callback):
-    """Number of torch's intra-op threads. Tiny networks are fastest with one: more wait for each other (docs/LOG.md).
+    """Sets the number of torch's intra-op threads; tiny networks are fastest with one (docs/LOG.md).
 
     Args:
-        count: threads of each process.
+        count: threads per process.
     """
 
     def __init__(self, count: int = 1) -> None:
@@ -236,7 +278,7 @@ class CPUThreads(Callback):
 
 
 class _Writer(ExperimentWriter):
-    """Lightning's writer, which truncates the file when a number of a new name makes it rewrite the header."""
+    """Lightning's writer, made atomic: a new name makes it rewrite the header, for which it truncates the file."""
 
     def _rewrite_with_new_header(self, fieldnames: list[str]) -> None:
         path = self.metrics_file_path

@@ -1,8 +1,8 @@
 """The stop of a run at a signal: after its step, or at once in an evaluation.
 
-Lightning's handlers are replaced while steps are trained. That of SIGTERM stops without saving, and on several
-processes waits for the others in the middle of whatever this one does. That of SIGUSR1 in a job of SLURM writes a
-checkpoint that later runs in the same folder would load in place of theirs.
+Lightning's handlers are replaced during training. Its handler of SIGTERM stops without saving, and on several processes
+it waits for the others at an arbitrary point of the program. Its handler of SIGUSR1 in a SLURM job writes a checkpoint
+that later runs in the same folder would load instead of their own.
 """
 
 from __future__ import annotations
@@ -19,72 +19,92 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from uvit_decay.runtime.signals import STOPS, WARNINGS, of_this_process
 
-ONE_SIGNAL = 2.0  # seconds; a repetition within them is the same signal, sent by the scheduler and by torchrun
+# Seconds within which a repeated signal counts as the same one, sent by both the scheduler and torchrun.
+ONE_SIGNAL = 2.0
 
 
 class StopSignals(Callback):
     """Handles signals from the first step on; Lightning restores the previous handlers when the run has ended."""
 
     def __init__(self) -> None:
-        self.number: int | None = None  # of the first signal
-        self.at_once = True  # raise at a signal; else remember it until the step is finished
-        self.interrupted = False  # whether an evaluation was left
-        self._wished_at: float | None = None  # time of the first Ctrl-C or SIGTERM
+        self.number: int | None = None  # number of the first signal
+        self.at_once = True  # whether to raise at a signal; otherwise it is remembered until the step is finished
+        self.interrupted = False  # whether an evaluation was aborted
+        self._stop_asked_at: float | None = None  # time of the first Ctrl-C or SIGTERM
 
     @classmethod
     def of(cls, trainer: Trainer) -> StopSignals | None:
-        """Return the one of a trainer, if it has a LastCheckpoint."""
+        """Return the StopSignals of a trainer; None without a LastCheckpoint."""
         return next((callback for callback in trainer.callbacks if isinstance(callback, cls)), None)
 
     def on_train_start(self, trainer: Trainer, task: LightningModule) -> None:
         self.finish_steps()
-        if threading.current_thread() is threading.main_thread():  # no other may set handlers
+        if threading.current_thread() is threading.main_thread():  # only the main thread may set handlers
             for number in STOPS:
                 signal.signal(number, of_this_process(self._receive))
 
     def finish_steps(self) -> None:
-        """Begin to remember signals: there is now something to lose."""
-        self.number, self._wished_at, self.at_once, self.interrupted = None, None, False, False
+        """Begin to remember signals until the step is finished: from now on there is something to lose."""
+        self.number = None
+        self.at_once = False
+        self.interrupted = False
+        self._stop_asked_at = None
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        """Remember the first signal; stop at once at a second Ctrl-C or SIGTERM, or where nothing can be lost."""
+        """Remember the first signal; stop at once at a second Ctrl-C or SIGTERM, or if nothing can be lost."""
         if self.at_once:
-            self._leave(number)
-        now, again = time.monotonic(), "" if number in WARNINGS else f"; again after {ONE_SIGNAL:g} s to stop at once"
-        name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-        if number not in WARNINGS and self._wished_at is not None and now - self._wished_at > ONE_SIGNAL:
+            self._abort(number)
+        now = time.monotonic()
+        asks_to_stop = number not in WARNINGS
+        first_stop = asks_to_stop and self._stop_asked_at is None
+        if asks_to_stop and self._stop_asked_at is not None and now - self._stop_asked_at > ONE_SIGNAL:
             raise STOPS[number]
-        if self.number is None or (number not in WARNINGS and self._wished_at is None):
-            # print would fail if the signal came in the middle of another print
-            os.write(2, f"\n{name}: finishing this step{again}\n".encode())
-        self.number = self.number or number
-        if number not in WARNINGS and self._wished_at is None:
-            self._wished_at = now
+        if self.number is None or first_stop:
+            _announce(number)
+        if self.number is None:
+            self.number = number
+        if first_stop:
+            self._stop_asked_at = now
 
-    def _leave(self, number: int) -> None:
+    def _abort(self, number: int) -> None:
         self.interrupted = True
         raise STOPS[number]
 
-    def leave_if_due(self) -> None:
-        """Leave at a signal that was received while it was only remembered."""
+    def abort_if_due(self) -> None:
+        """Abort the evaluation if a signal was remembered and signals count at once by now."""
         if self.at_once and self.number is not None:
-            self._leave(self.number)
+            self._abort(self.number)
+
+
+def _announce(number: int) -> None:
+    """Tell the user that the run will stop after this step."""
+    name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+    message = f"{name}: finishing this step"
+    if number not in WARNINGS:
+        message += f"; again after {ONE_SIGNAL:g} s to stop at once"
+    # print would fail if the signal came in the middle of another print
+    os.write(2, f"\n{message}\n".encode())
 
 
 @contextmanager
 def at_signals(trainer: Trainer, leave: bool) -> Iterator[None]:
-    """Let a signal `leave` the body, an evaluation, at once, or else only when the body, which writes files, is done.
+    """Handle signals in the body at once or after it.
 
-    On several ranks all must finish an evaluation, or some would wait for ever.
+    Args:
+        trainer: the trainer of the run.
+        leave: True: a signal aborts the body (an evaluation) at once. On several ranks all finish the evaluation,
+            otherwise some would wait for the others without end. False: a signal is handled after the body, so that
+            files are written completely.
     """
     signals = StopSignals.of(trainer)
     if signals is None or (leave and trainer.world_size > 1):
         yield
         return
-    signals.at_once, before = leave, signals.at_once
+    before = signals.at_once
+    signals.at_once = leave
     try:
-        signals.leave_if_due()
+        signals.abort_if_due()
         yield
     finally:
         signals.at_once = before
-    signals.leave_if_due()
+    signals.abort_if_due()
