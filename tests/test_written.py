@@ -20,7 +20,7 @@ from uvit_decay.compare.runs import Run
 from uvit_decay.data.latents import manifest
 from uvit_decay.data.latents.shards import LatentSet
 from uvit_decay.evaluation.feature_store import StatisticsFile
-from uvit_decay.hub.earlier import replaceable
+from uvit_decay.hub.earlier import list_replaceable
 from uvit_decay.tasks.resumption.settings import differences
 
 VERSIONS = sorted((ROOT / "tests" / "written").glob("*.tar.xz"))
@@ -91,7 +91,7 @@ def test_diffusers_makes_the_same_images(files, expected):
 
 def test_a_new_export_replaces_the_folder(files, tmp_path):
     folder = shutil.copytree(files / "diffusers", tmp_path / "folder")
-    assert len(replaceable(folder)) == 4
+    assert len(list_replaceable(folder)) == 4
     export(files / "uvit.safetensors", folder)
     assert len(list(folder.glob("*.py"))) == 1
 

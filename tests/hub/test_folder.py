@@ -27,7 +27,7 @@ from uvit_decay.commands.convert import main
 from uvit_decay.diffusion.noise_path import VP, DDPMLinear
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.hub.folder import pipeline_of
-from uvit_decay.hub.pipeline import named
+from uvit_decay.hub.pipeline import name_code
 from uvit_decay.nn import SiT, UViT
 from uvit_decay.runtime.files import PARTIAL
 from uvit_decay.tasks.init_from import read_weights
@@ -148,7 +148,7 @@ def test_classes_have_names_and_wordnet_ids_words(latent_sit, tmp_path):
     named = replace(loaded.card, class_names=("n02979186", "dog, Domestic dog, cassette player"))
     pipeline = pipeline_of(replace(loaded, card=named), Autoencoder(named.latents.vae))
     assert pipeline.config.id2label["0"] == "cassette player, n02979186"
-    assert [pipeline._named(name) for name in ("N02979186", "domestic dog")] == [0, 1]
+    assert [pipeline._find_class(name) for name in ("N02979186", "domestic dog")] == [0, 1]
     with pytest.raises(ValueError, match=r"'cassette player'.*\[0, 1\]"):
         pipeline("cassette player")
 
@@ -181,7 +181,7 @@ def test_an_export_replaces_an_earlier_one_and_nothing_else(latent_sit, digits, 
 
 def code_file(folder, text):
     """A file of Python under the name that an export gives to this text."""
-    path = folder / f"{named('DecayPipeline', text).name}.py"
+    path = folder / f"{name_code('DecayPipeline', text).name}.py"
     path.write_text(text)
     return path
 

@@ -13,7 +13,7 @@ from uvit_decay.checkpoint import load
 from uvit_decay.commands.convert import main
 from uvit_decay.diffusion.noise_path import VP
 from uvit_decay.diffusion.sampling import Sampling
-from uvit_decay.hub.folder import model_card, plain
+from uvit_decay.hub.folder import escape, model_card
 from uvit_decay.nn import SiT
 
 
@@ -42,8 +42,8 @@ def test_a_name_leaves_text_and_example_whole(tmp_path):
     file = write_denoiser(tmp_path / "net.safetensors", net, VP(), "eps", Sampling("euler", 2))
     text = model_card(load(file), "it's `mine`").text
     assert "# it's \\`mine\\`" in text
-    assert plain("a\n b|c") == "a b\\|c"
-    plain("half of \ud83d").encode()  # a lone surrogate, which no file in UTF-8 can hold
+    assert escape("a\n b|c") == "a b\\|c"
+    escape("half of \ud83d").encode()  # a lone surrogate, which no file in UTF-8 can hold
     compile(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1], "README.md", "exec")
 
 

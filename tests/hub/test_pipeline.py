@@ -12,7 +12,7 @@ from uvit_decay.diffusion.noise_path import Linear, NoisePath
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.hub.denoiser import PATHS
 from uvit_decay.hub.folder import pipeline_of
-from uvit_decay.hub.pipeline import drawn_seed
+from uvit_decay.hub.pipeline import draw_seed
 from uvit_decay.nn import SiT
 from uvit_decay.runtime.errors import UserError
 
@@ -43,7 +43,7 @@ def test_a_second_call_makes_other_pictures_and_the_same_generators_the_same(pip
 def test_a_generator_that_is_not_fresh_is_another_seed(pipeline):
     used = seeded(3)
     torch.rand(1, generator=used)
-    assert drawn_seed(used) not in (3, drawn_seed(seeded(3)))
+    assert draw_seed(used) not in (3, draw_seed(seeded(3)))
 
 
 def test_of_several_generators_each_makes_the_first_picture_of_its_seed(pipeline):

@@ -33,12 +33,12 @@ PATHS = {path.__name__: path for path in (Linear, GVP, VP, SDDiscrete, DDPMLinea
 
 
 class DecayedDenoiser(ModelMixin, ConfigMixin):
-    """A network net(x, t, y) with what is needed to sample from it; t in [0, 1], t = 1 is noise (abstract).
+    """A network net(x, t, y) with the settings for sampling from it; t in [0, 1], t = 1 is noise (abstract).
 
     Args:
         network: arguments of the network.
-        path: name of the noise path, and its arguments.
-        prediction: what the network predicts.
+        path: name of the noise path, as entry `name`, and its arguments.
+        prediction: quantity that the network predicts.
         latents: fields of the `LatentSpace` of its states; None for pixels.
     """
 
@@ -57,20 +57,21 @@ class DecayedDenoiser(ModelMixin, ConfigMixin):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str, **options: Any) -> Any:
-        """Load as every ModelMixin; raise a UserError for weights that do not fit, which diffusers merely logs."""
+        """Load like any ModelMixin; raise a UserError for weights that do not fit, which diffusers only logs."""
         wanted = options.pop("output_loading_info", False)
         model, info = super().from_pretrained(pretrained_model_name_or_path, output_loading_info=True, **options)
         for kind, names in info.items():
             if names:
                 what = kind.replace("_", " ")
                 raise UserError(f"{pretrained_model_name_or_path} does not fit its configuration: {what} {names[0]}")
-        # diffusers copies tensors past the networks' own check of the decay.
+        # diffusers copies tensors without load_state_dict, in which networks check the recorded decay: load it again.
         state = model.net.state_dict()
-        model.net.load_state_dict({name: state[name] for name in NAMES if name in state}, strict=False)
+        recorded = {name: state[name] for name in NAMES if name in state}
+        model.net.load_state_dict(recorded, strict=False)
         return (model, info) if wanted else model
 
     def forward(self, x: Tensor, t: Tensor, y: Tensor | None = None) -> Tensor:
-        """Return the network's output (b, c, h, w) for states x, times t (b,) and labels y (b,), in its dtype."""
+        """Return the output (b, c, h, w), in the network's dtype, for states x, times t (b,) and labels y (b,)."""
         return self.net(x.to(self.dtype), t, y)
 
     @property
@@ -80,15 +81,24 @@ class DecayedDenoiser(ModelMixin, ConfigMixin):
 
     def model(self, device: torch.device) -> DiffusionModel:
         """Return this network on `device` in the form that samplers take."""
-        # Built at each call: diffusers executes the file of this class anew whenever it loads a folder, and the path
-        # must be of the classes that the functions of this file then know.
+        # Built at each call: diffusers executes the file of this class again whenever it loads a folder, and the path
+        # must be of a class that the functions of the new module know.
         arguments = dict(self.config.path)
         path = PATHS[arguments.pop("name")](**arguments)
         model = DiffusionModel.from_net(self.net, path, self.config.prediction, device, self.space is None)
         return replace(model, net=self)
 
     def sampling(self, recommended: Mapping[str, Any], device: torch.device, changes: Mapping[str, Any]) -> Sampling:
-        """Return the recommended sampling with changes, both as fields of `Sampling`; wrong ones are a UserError."""
+        """Return the recommended sampling with changes.
+
+        Args:
+            recommended: fields of `Sampling`.
+            device: device on which to sample; it determines the default precision.
+            changes: fields of `Sampling` to replace.
+
+        Raises:
+            UserError: a field or a value that the network does not support.
+        """
         model = self.model(device)
         sampling = model.unguided(sampling_of(recommended)).changed(**changes)
         model.check(sampling)
@@ -100,14 +110,16 @@ class DecayedDenoiser(ModelMixin, ConfigMixin):
         """Yield the states of a batch after each step, float32 (b, c, h, w).
 
         Args:
-            sampling: of `sampling`.
-            keys: seed and index of each image, of which its noise is a function.
+            sampling: returned by `sampling`.
+            keys: seed and index of each image, which determine its noise.
             labels: class of each image; None for an unconditional network.
-            device: where to sample.
+            device: device on which to sample.
         """
         model = self.model(device)
-        groups = [(seed, [index for _, index in group]) for seed, group in groupby(keys, key=itemgetter(0))]
-        rows = [(seed, indices_on(device, indices)) for seed, indices in groups]
+        rows = []
+        for seed, group in groupby(keys, key=itemgetter(0)):
+            indices = [index for _, index in group]
+            rows.append((seed, indices_on(device, indices)))
 
         def draw(name: str, *step: int) -> Tensor:
             return torch.cat([normal(name, seed, *step, rows=part, shape=model.shape) for seed, part in rows])
@@ -118,16 +130,28 @@ class DecayedDenoiser(ModelMixin, ConfigMixin):
     def images(
         self, states: Tensor, sampling: Sampling, vae: nn.Module | None, output_type: Literal["pil", "np", "pt"]
     ) -> list[Image.Image] | Tensor | np.ndarray:
-        """Return the images of final states as the type that the user asks for; `vae` decodes latents."""
+        """Return the images of final states (b, c, h, w).
+
+        Args:
+            states: pixels or latents.
+            sampling: determines the precision of decoding.
+            vae: autoencoder for latents; None for pixels.
+            output_type: "pil": images; "np": array (b, h, w, c) in [0, 1]; "pt": tensor (b, c, h, w) in [0, 1].
+
+        Raises:
+            UserError: the images are not finite.
+        """
         images = states
         if self.space is not None:
             with computing(states.device, decoding_precision(sampling, states.device)):
                 images = torch.cat(list(decode_slices(vae, self.space, states, vae.dtype)))
-        quantised = to_uint8(images)  # which refuses images that are not finite
+        quantised = to_uint8(images)  # refuses images that are not finite
         if output_type == "pil":
             return [to_pil(image) for image in quantised]
         images = (images.float() / 2 + 0.5).clamp(0, 1)
-        return images if output_type == "pt" else images.permute(0, 2, 3, 1).cpu().numpy()
+        if output_type == "pt":
+            return images
+        return images.permute(0, 2, 3, 1).cpu().numpy()
 
 
 class UViTDenoiser(DecayedDenoiser):
@@ -143,7 +167,8 @@ class SiTDenoiser(DecayedDenoiser):
 
 
 def sampling_of(values: Mapping[str, Any]) -> Sampling:
-    """Return the `Sampling` with these fields, as `dataclasses.asdict` or JSON gives them."""
-    sde, interval = values.get("sde"), values.get("guidance_interval")
+    """Return the `Sampling` with these fields, given as `dataclasses.asdict` or JSON writes them."""
+    sde = values.get("sde")
+    interval = values.get("guidance_interval")
     nested = {"sde": sde and SDE(**sde), "guidance_interval": interval and tuple(interval)}
     return Sampling(**{**values, **nested})

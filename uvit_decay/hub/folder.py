@@ -20,7 +20,7 @@ from uvit_decay.checkpoint.official.common import IMPORTED
 from uvit_decay.class_names import synonyms
 from uvit_decay.hub.bundle import bundle
 from uvit_decay.hub.denoiser import DecayedDenoiser, SiTDenoiser, UViTDenoiser
-from uvit_decay.hub.earlier import README, TAG, replaceable
+from uvit_decay.hub.earlier import README, TAG, list_replaceable
 from uvit_decay.hub.pipeline import DecayPipeline, code_of, write_files
 from uvit_decay.runtime.errors import UserError, explained
 from uvit_decay.runtime.files import check_writable, claimed, refilling
@@ -28,9 +28,9 @@ from uvit_decay.runtime.tensor_files import load_tensors, save_tensors
 from uvit_decay.sampling_options import Weights
 
 TEMPLATE = Path(__file__).with_name("card.md.j2")
-TASK = "unconditional-image-generation"  # the only one of the Hub for images without text, also by class
-HUB_DATA = {"cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100"}  # our names of sets: those of the Hub
-KINDS: dict[type, type[DecayedDenoiser]] = {denoiser.kind: denoiser for denoiser in (UViTDenoiser, SiTDenoiser)}
+TASK = "unconditional-image-generation"  # the Hub's only task for images without text, also for classes
+HUB_DATA = {"cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100"}  # our name of a data set: the Hub's name
+KINDS: dict[type, type[DecayedDenoiser]] = {UViTDenoiser.kind: UViTDenoiser, SiTDenoiser.kind: SiTDenoiser}
 
 
 def export_folder(
@@ -38,54 +38,66 @@ def export_folder(
 ) -> str:
     """Write a folder that `DiffusionPipeline.from_pretrained(target, trust_remote_code=True)` loads.
 
-    The folder needs torch and diffusers, but not this package. It is a new one, an empty one, or one of an earlier
-    export, of which only the files that the export wrote are replaced.
-    Returns the lines of Python that load it; see `uvit-decay export --help`.
+    The folder needs torch and diffusers, but not this package.
+
+    Args:
+        source: a checkpoint of a denoiser.
+        target: a new or empty folder, or the folder of an earlier export, whose files are replaced; others stay.
+        weights: the set of weights; None takes EMA weights if the checkpoint has them.
+        vae: folder or hub id of the autoencoder; None takes the one of the checkpoint.
+        license: short name of the licence on the Hub, for README.md.
+
+    Returns:
+        The lines of Python that load the folder.
     """
     if license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", license):
         raise UserError(f"--license {license!r}: give its short name on the Hub, such as mit or cc-by-nc-4.0")
-    replaceable(target)  # a UserError before anything is written
+    list_replaceable(target)  # raises a UserError before anything is written
     check_writable(target, folder=True)
     checkpoint = load(source, weights)
     checkpoint.check_denoiser()
     autoencoder = decoder(checkpoint.card.latents, vae, "cpu")
     pipeline = pipeline_of(checkpoint, autoencoder)
-    full = explained(f"cannot write {target}", SafetensorError)  # by which safetensors reports a full disk, too
-    with claimed(target), refilling(target, INDEX, replaceable(target)) as folder, full:
+    disk_errors = explained(f"cannot write {target}", SafetensorError)  # safetensors' error for a full disk
+    with claimed(target), refilling(target, INDEX, list_replaceable(target)) as folder, disk_errors:
         pipeline.save_pretrained(folder)
-        metadata, state = load_tensors(folder / WEIGHTS, verify=False)  # gets the card, and checksums
+        # diffusers' file of weights is written again, with the model card and checksums.
+        metadata, state = load_tensors(folder / WEIGHTS, verify=False)
         card = replace(checkpoint.card, latents=pipeline.denoiser.space)
         save_tensors(folder / WEIGHTS, state, {**metadata, KEY: json.dumps(card.to_dict())})
         write_files(folder, code_of(type(pipeline)), bundle(type(pipeline.denoiser)))
         model_card(checkpoint, target.resolve().name, license).save(folder / README)
-    return _lines(target, checkpoint)
+    return _usage(target, checkpoint)
 
 
 def pipeline_of(checkpoint: Checkpoint, autoencoder: Autoencoder | None = None) -> DecayPipeline:
-    """Return the pipeline of a loaded denoiser, whose network it shares; `autoencoder` decodes its latents."""
-    kind, net = KINDS[type(checkpoint.net)], checkpoint.net
-    latents = autoencoder and asdict(autoencoder.space)
-    if latents and Path(latents["vae"]).is_dir():
-        latents["vae"] = Path(latents["vae"]).name
+    """Return the pipeline of a loaded denoiser, which shares its network; `autoencoder` decodes its latents."""
+    net = checkpoint.net
+    card = checkpoint.card
+    latents = vae = None
+    if autoencoder is not None:
+        latents = asdict(autoencoder.space)
+        vae = autoencoder.net
+        if Path(latents["vae"]).is_dir():
+            latents["vae"] = Path(latents["vae"]).name
+        vae.register_to_config(_name_or_path=latents["vae"])
     path = {"name": type(checkpoint.path).__name__, **asdict(checkpoint.path)}
     with torch.device("meta"):  # its own network is replaced
-        denoiser = kind(net.config, path, checkpoint.card.prediction, latents)
+        denoiser = KINDS[type(net)](net.config, path, card.prediction, latents)
     denoiser.net = net
     denoiser.eval()
-    if autoencoder is not None:
-        autoencoder.net.register_to_config(_name_or_path=latents["vae"])
-    labels = {str(number): _label(name) for number, name in enumerate(checkpoint.card.class_names)}
-    return DecayPipeline(denoiser, autoencoder and autoencoder.net, labels, asdict(checkpoint.card.sampling))
+    labels = {str(number): _join_names(name) for number, name in enumerate(card.class_names)}
+    return DecayPipeline(denoiser, vae, labels, asdict(card.sampling))
 
 
-def _label(name: str) -> str:
-    """Return all names of a class, as diffusers' pipelines have them: "tench, Tinca tinca, n01440764"."""
+def _join_names(name: str) -> str:
+    """Return all names of a class in the form of diffusers' pipelines: "tench, Tinca tinca, n01440764"."""
     words = ", ".join(synonyms(name))
     return words if words == name else f"{words}, {name}"
 
 
-def _lines(target: Path, checkpoint: Checkpoint) -> str:
-    """Return lines of Python that sample from the folder."""
+def _usage(target: Path, checkpoint: Checkpoint) -> str:
+    """Return the lines of Python that sample from the folder."""
     call = "class_labels=[0]" if checkpoint.net.num_classes else "num_images=1"
     return (
         "diffusers reads it with\nimport torch\nfrom diffusers import DiffusionPipeline\n"
@@ -98,9 +110,20 @@ def _lines(target: Path, checkpoint: Checkpoint) -> str:
 
 
 def model_card(checkpoint: Checkpoint, name: str, license: str | None = None) -> Readme:
-    """Return the README.md of a folder with this denoiser, under this name; `license` is that of its weights."""
-    net, card, data = checkpoint.net, checkpoint.card, HUB_DATA.get(checkpoint.card.data)
-    kind = "class-conditional" if net.num_classes else "unconditional"
+    """Return the README.md of a folder with this denoiser.
+
+    Args:
+        checkpoint: the denoiser.
+        name: name of the folder, used as the title.
+        license: licence of the weights; None if it is not known.
+    """
+    net = checkpoint.net
+    card = checkpoint.card
+    data = HUB_DATA.get(card.data)
+    kind, call = "unconditional", "num_images=4"
+    if net.num_classes:
+        kind = "class-conditional"
+        call = f"class_labels={list(range(min(net.num_classes, 4)))}"
     metadata = ModelCardData(
         library_name="diffusers",
         pipeline_tag=TASK,
@@ -111,22 +134,23 @@ def model_card(checkpoint: Checkpoint, name: str, license: str | None = None) ->
     return Readme.from_template(
         metadata,
         template_path=str(TEMPLATE),
-        name=plain(name),
+        name=escape(name),
         place=repr(name),
         kind=f"{kind} {type(net).__name__}",
         net=net,
         parameters=sum(parameter.numel() for parameter in net.parameters()),
-        schedule=plain(str(net.config["schedule"]))[:60],
+        schedule=escape(str(net.config["schedule"]))[:60],
         card=card,
-        data=plain(card.data),
-        call=f"class_labels={list(range(min(net.num_classes, 4)))}" if net.num_classes else "num_images=4",
+        data=escape(card.data),
+        call=call,
         licence=license,
         imported=card.data.startswith(IMPORTED),
         version=__version__,
     )
 
 
-def plain(text: str) -> str:
-    """Return text of one line without marks of Markdown and lone surrogates; names may come from any file."""
+def escape(text: str) -> str:
+    """Return text as one line with the marks of Markdown and lone surrogates escaped; names may come from any file."""
     text = text.encode(errors="backslashreplace").decode()
-    return re.sub(r"([|<>`*\[\]\\])", r"\\\1", " ".join(text.split()))
+    line = " ".join(text.split())
+    return re.sub(r"([|<>`*\[\]\\])", r"\\\1", line)

@@ -1,12 +1,12 @@
-"""A diffusers pipeline of our denoisers: the pictures of sample.py by diffusers' call.
+"""A diffusers pipeline of our denoisers, which makes the same pictures as sample.py.
 
-This module is the file of an exported folder as it is, and imports nothing of this package. Its only components are
-the denoiser and, for latents, an autoencoder. There is no scheduler: diffusers' schedulers step
-on grids of 1000 levels and have no form of most of our samplers, so the denoiser brings its own, by name.
+An exported folder contains a copy of this module, so it imports nothing of this package. The components of the pipeline
+are the denoiser and, for latents, an autoencoder. There is no scheduler: diffusers' schedulers step on grids of 1000
+levels and cannot express most of our samplers, so the denoiser has its own samplers, by name.
 """
 
-# No `from __future__ import annotations`: diffusers 0.35 reads the annotations of DecayPipeline.__init__ as they are,
-# and knows neither strings nor `X | None` there.
+# No `from __future__ import annotations`: diffusers 0.35 evaluates the annotations of DecayPipeline.__init__, and
+# supports neither strings nor `X | None` there.
 import inspect
 import json
 import re
@@ -22,9 +22,11 @@ from diffusers import DiffusionPipeline, ImagePipelineOutput, ModelMixin
 from PIL import Image
 from torch import Tensor
 
-HOME, INDEX, COMPONENT = "uvit_decay", "model_index.json", "denoiser"
-LARGEST_SEED = 2**63 - 1  # that torch.randint draws
-CODE = re.compile(rf"_{HOME}_[a-z]+_[0-9a-f]{{8}}")  # names of files of Python, see `named`
+HOME = "uvit_decay"
+INDEX = "model_index.json"
+COMPONENT = "denoiser"
+LARGEST_SEED = 2**63 - 1  # largest bound of torch.randint
+CODE = re.compile(rf"_{HOME}_[a-z]+_[0-9a-f]{{8}}")  # names of files of Python, see `name_code`
 OUTPUTS = ("pil", "np", "pt", "latent")
 OutputType = Literal["pil", "np", "pt", "latent"]
 
@@ -43,7 +45,7 @@ class DecayPipeline(DiffusionPipeline):
     Args:
         denoiser: the network with its noise path, see `uvit_decay.hub.denoiser`.
         vae: autoencoder of diffusers that decodes latents; None for a network of pixels.
-        id2label: names of the classes by their numbers, as text; several names are separated by ", ".
+        id2label: names of each class by its number, as text; several names are separated by ", ".
         sampling: the recommended sampling.
     """
 
@@ -57,7 +59,7 @@ class DecayPipeline(DiffusionPipeline):
         self.register_modules(denoiser=denoiser, vae=vae)
         self.register_to_config(id2label=id2label or {}, sampling=sampling or {})
         if denoiser.space is not None and vae is None:
-            raise ValueError("this denoiser makes latents: the pipeline needs a vae that decodes them")
+            raise ValueError("this denoiser makes latents: pass a vae that decodes them")
 
     @torch.no_grad()
     def __call__(
@@ -71,80 +73,91 @@ class DecayPipeline(DiffusionPipeline):
         output_type: OutputType = "pil",
         return_dict: bool = True,
     ) -> ImagePipelineOutput | tuple[list[Image.Image] | Tensor | np.ndarray]:
-        """Sample images; what is not given is the sampling that the checkpoint recommends.
+        """Sample images; settings that are not given default to the recommended sampling of the checkpoint.
 
-        Image i is a function of (seed, i, class i): that of `sample.py --seed` for the same number and class.
+        Image i depends on (seed, i, class i) only, and equals image i of `sample.py --seed` with the same class.
 
         Args:
             class_labels: class of each image, by number or by one of its names.
             num_images: number of images of an unconditional network; default: 1.
-            guidance_scale: w of uncond + w (cond - uncond); 1 is none.
+            guidance_scale: w of uncond + w (cond - uncond); 1 is no guidance.
             num_inference_steps: steps of the sampler.
             sampler: dpm++, ddim, ddpm, euler, heun, ..., as sample.py names them.
-            generator: a fresh one means its seed, whatever its device. Every call advances it, and one that is not
-                fresh means a seed drawn from it. Of several, one an image, each gives image 0 of its seed. None draws a
-                seed from torch's global generator.
-            output_type: PIL images; np (b, h, w, c) or pt (b, c, h, w) in [0, 1]; latent, the final states (b, c, h, w)
-                of the network.
+            generator: a fresh generator stands for its seed, on any device. Every call advances it, and a generator
+                that is not fresh stands for a seed drawn from it. With a sequence, one per image, each image is image 0
+                of its generator's seed. None draws a seed from torch's global generator.
+            output_type: "pil": PIL images; "np": (b, h, w, c) in [0, 1]; "pt": (b, c, h, w) in [0, 1]; "latent": the
+                final states (b, c, h, w) of the network.
             return_dict: return an ImagePipelineOutput rather than a tuple.
 
         Raises:
             ValueError: an argument that the checkpoint does not support.
-            UserError: a sampling that it does not support, or images that are not finite.
+            UserError: a sampling that the checkpoint does not support, or images that are not finite.
         """
         if output_type not in OUTPUTS:
             raise ValueError(f"output_type must be one of {', '.join(OUTPUTS)}, got {output_type!r}")
         labels = self._labels(class_labels)
         keys = image_keys(self._count(labels, num_images), generator)
-        given = {"sampler": sampler, "steps": num_inference_steps, "guidance": guidance_scale}
-        changes = {name: value for name, value in given.items() if value is not None}
+        changes: dict[str, Any] = {}
+        if sampler is not None:
+            changes["sampler"] = sampler
+        if num_inference_steps is not None:
+            changes["steps"] = num_inference_steps
+        if guidance_scale is not None:
+            changes["guidance"] = guidance_scale
         sampling = self.denoiser.sampling(self.config.sampling, self._execution_device, changes)
-        states = self._states(sampling, keys, labels)
-        images = states if output_type == "latent" else self.denoiser.images(states, sampling, self.vae, output_type)
+        images = self._states(sampling, keys, labels)
+        if output_type != "latent":
+            images = self.denoiser.images(images, sampling, self.vae, output_type)
         self.maybe_free_model_hooks()
         return ImagePipelineOutput(images=images) if return_dict else (images,)
 
     def _states(self, sampling: Any, keys: Sequence[tuple[int, int]], labels: Sequence[int] | None) -> Tensor:
-        """Return the final states; a sampler that chooses its own steps has one image at a time."""
+        """Return the final states (b, c, h, w); a sampler that chooses its own steps gets one image at a time."""
         size = sampling.at_once(len(keys))
-        parts = [slice(start, start + size) for start in range(0, len(keys), size)]
+        starts = range(0, len(keys), size)
         done = []
-        with self.progress_bar(total=len(parts) * sampling.num_steps) as bar:
-            for part in parts:
-                of_part = labels and labels[part]
-                for state in self.denoiser.trajectory(sampling, keys[part], of_part, self._execution_device):
+        with self.progress_bar(total=len(starts) * sampling.num_steps) as bar:
+            for start in starts:
+                part = slice(start, start + size)
+                part_labels = labels and labels[part]
+                for state in self.denoiser.trajectory(sampling, keys[part], part_labels, self._execution_device):
                     last = state
                     bar.update()
                 done.append(last)
         return torch.cat(done)
 
     def _labels(self, class_labels: int | str | Sequence[int | str] | Tensor | None) -> list[int] | None:
-        """Return the number of the class of each image; None for an unconditional network."""
+        """Return the class number of each image; None for an unconditional network."""
         classes = self.denoiser.net.num_classes
         if not classes:
             if class_labels is not None:
                 raise ValueError("this network is unconditional: leave out class_labels, and give num_images")
             return None
         if class_labels is None:
-            raise ValueError(f"class_labels is missing: a class for each image, of 0 to {classes - 1}")
+            raise ValueError(f"class_labels is missing: give a class for each image, 0 to {classes - 1}")
         if isinstance(class_labels, Tensor):
             class_labels = class_labels.tolist()
-        several = [class_labels] if isinstance(class_labels, int | str) else list(class_labels)
-        return [self._label(label, classes) for label in several]
+        if isinstance(class_labels, int | str):
+            class_labels = [class_labels]
+        return [self._parse_label(label, classes) for label in class_labels]
 
-    def _label(self, label: int | str, classes: int) -> int:
+    def _parse_label(self, label: int | str, classes: int) -> int:
         """Return the number of a class, given by number or by name."""
         if isinstance(label, str):
-            return self._named(label)
+            return self._find_class(label)
         if isinstance(label, bool) or int(label) != label or not 0 <= label < classes:
             raise ValueError(f"class_labels: there is no class {label}, there are 0 to {classes - 1}")
         return int(label)
 
-    def _named(self, name: str) -> int:
-        """Return the number of the class with this name, or with this one among its names, in any case."""
-        labels = {int(number): label.casefold() for number, label in self.config.id2label.items()}
+    def _find_class(self, name: str) -> int:
+        """Return the number of the class with this name, in upper or lower case."""
         name = name.casefold()
-        found = [number for number, label in labels.items() if name in (label, *label.split(", "))]
+        found = []
+        for number, label in self.config.id2label.items():
+            label = label.casefold()
+            if name == label or name in label.split(", "):
+                found.append(int(number))
         if len(found) > 1:
             raise ValueError(f"class_labels: {name!r} is the name of the classes {found}, give a number")
         if not found:
@@ -155,7 +168,12 @@ class DecayPipeline(DiffusionPipeline):
         """Return the number of images."""
         if labels is not None and num_images not in (None, len(labels)):
             raise ValueError(f"num_images {num_images}: class_labels has a class for each of {len(labels)} images")
-        count = len(labels) if labels is not None else 1 if num_images is None else num_images
+        if labels is not None:
+            count = len(labels)
+        elif num_images is not None:
+            count = num_images
+        else:
+            count = 1
         if count < 1:
             raise ValueError(f"there must be at least 1 image, got {count}")
         return count
@@ -167,53 +185,59 @@ class DecayPipeline(DiffusionPipeline):
 
 
 def image_keys(count: int, generator: torch.Generator | Sequence[torch.Generator] | None) -> list[tuple[int, int]]:
-    """Return seed and index of each image, of which its noise is a function."""
+    """Return seed and index of each image, which determine its noise."""
     if generator is None or isinstance(generator, torch.Generator):
-        seed = drawn_seed(generator)
+        seed = draw_seed(generator)
         return [(seed, index) for index in range(count)]
     if len(generator) != count:
         raise ValueError(f"generator: {len(generator)} for {count} images; give one, or one for each image")
-    return [(drawn_seed(each), 0) for each in generator]
+    return [(draw_seed(each), 0) for each in generator]
 
 
-def drawn_seed(generator: torch.Generator | None) -> int:
-    """Return the seed of a fresh generator, otherwise a number that it draws; advance it in both cases."""
+def draw_seed(generator: torch.Generator | None) -> int:
+    """Return the seed of a fresh generator, otherwise a number drawn from it; advance the generator in both cases."""
     device = "cpu" if generator is None else generator.device
     fresh = generator is not None and is_fresh(generator)
-    drawn = torch.randint(LARGEST_SEED, (), generator=generator, device=device)
-    return generator.initial_seed() if fresh else int(drawn)
+    number = torch.randint(LARGEST_SEED, (), generator=generator, device=device)
+    return generator.initial_seed() if fresh else int(number)
 
 
 def is_fresh(generator: torch.Generator) -> bool:
-    """Return whether nothing was drawn from a generator since it was seeded."""
+    """Return whether nothing has been drawn from a generator since it was seeded."""
     seeded = torch.Generator(generator.device).manual_seed(generator.initial_seed())
     return torch.equal(seeded.get_state(), generator.get_state())
 
 
 def code_of(kind: type) -> CodeFile:
-    """Return the file of Python that has this class."""
-    return named(kind.__name__, inspect.getsource(sys.modules[kind.__module__]))
+    """Return the file of Python that defines this class."""
+    return name_code(kind.__name__, inspect.getsource(sys.modules[kind.__module__]))
 
 
-def named(kind: str, text: str) -> CodeFile:
-    """Return a file under a name that tells its contents: diffusers copies the files of all folders into one.
+def name_code(kind: str, text: str) -> CodeFile:
+    """Return a file of Python whose name contains the hash of its text.
 
-    The name is private: jsonargparse would find two classes for the short name UViT in a process that loads a folder.
+    diffusers copies the files of all folders into one, so different files need different names. The name is private:
+    otherwise jsonargparse would find two classes for the short name UViT in a process that loads a folder.
     """
-    return CodeFile(kind, f"_{HOME}_{kind.lower()}_{sha256(text.encode()).hexdigest()[:8]}", text)
+    digest = _digest(text.encode())
+    return CodeFile(kind, f"_{HOME}_{kind.lower()}_{digest}", text)
+
+
+def _digest(contents: bytes) -> str:
+    return sha256(contents).hexdigest()[:8]
 
 
 def is_own_code(path: Path) -> bool:
-    """Return whether `named` gave this file its name, whose last part is the hash of the file's contents."""
+    """Return whether `name_code` gave this file its name, which ends with the hash of the file's contents."""
     if not CODE.fullmatch(path.stem) or path.suffix != ".py" or not path.is_file():
         return False
-    return path.stem.endswith(sha256(path.read_bytes()).hexdigest()[:8])
+    return path.stem.endswith(_digest(path.read_bytes()))
 
 
 def write_files(folder: Path, pipeline: CodeFile, denoiser: CodeFile) -> None:
-    """Write both files into a folder of diffusers, remove those of earlier exports, and name the new ones in its index.
+    """Write both files into a folder of diffusers, remove the files of earlier exports, and update its index.
 
-    Files that are not from an export stay, whatever their names.
+    Files that were not written by an export stay.
     """
     for old in (*folder.glob("*.py"), *folder.glob(f"{COMPONENT}/*.py")):
         if is_own_code(old):
