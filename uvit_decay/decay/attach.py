@@ -1,6 +1,6 @@
 """`attach`: decayed shortcuts for networks of other libraries.
 
-The blocks that it knows are in `uvit_decay.decay.blocks`, the hooks themselves in `uvit_decay.decay.hooks`.
+Supported blocks are in `uvit_decay.decay.blocks`, the hooks in `uvit_decay.decay.hooks`.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from uvit_decay.runtime.errors import UserError
 class Attached(nn.Module):
     """Decay attached to a model; `remove()` or the end of a `with` block detaches it.
 
-    `alphas`, one a branch, are a buffer, or a parameter if they are learned, as betas may be. They are not in the
-    model, whose state_dict keeps its keys: train, save and move this module together with the model (under DDP, wrap
-    one module that holds both).
+    `alphas`, one per branch, are a buffer, or a parameter if they are learned; the same holds for betas. They are not
+    part of the model, so its state_dict keeps its keys. Train, save and move this module together with the model (under
+    DDP, wrap one module that holds both).
     """
 
     alphas: Tensor
@@ -49,7 +49,7 @@ class Attached(nn.Module):
         return branch_weights(self, self.shortcuts, k)
 
     def remove(self) -> None:
-        """Remove all hooks; the model then computes exactly what it did before."""
+        """Remove all hooks; the model then computes exactly the same as before `attach`."""
         for hooked in self.hooked:
             hooked.remove()
         if self.hooked:
@@ -64,9 +64,13 @@ class Attached(nn.Module):
 
     def extra_repr(self) -> str:
         """Return a summary for repr: the number of branches, the alphas, and the first and the last hooked norm."""
-        count, alphas = len(self.alphas), self.alphas.tolist()
-        where = f", hooked from {self.hooked[0].norms[0]!r} to {self.hooked[-1].norms[-1]!r}" if self.hooked else ""
-        return f"{count} branches, alpha {alphas[0]:.4g} .. {alphas[-1]:.4g}{where}"
+        alphas = self.alphas.tolist()
+        summary = f"{len(alphas)} branches, alpha {alphas[0]:.4g} .. {alphas[-1]:.4g}"
+        if self.hooked:
+            first = self.hooked[0].norms[0]
+            last = self.hooked[-1].norms[-1]
+            summary += f", hooked from {first!r} to {last!r}"
+        return summary
 
 
 def attach(
@@ -79,49 +83,53 @@ def attach(
     pairs: Pairs | None = None,
     dim: int | None = None,
 ) -> Attached:
-    """Give every residual branch of `model` a shortcut of the table without changes to its code or its state_dict.
+    """Decay the shortcuts of a model of another library without changes to its code or its state_dict.
 
     Branches with alpha = beta = 1 get no hook, so alpha_min = 1 registers none. Copies and pickles of the model stay
-    decayed; `copy.deepcopy((model, attached))` gives a copy whose decay can be removed. Graphs compiled before by
-    torch.compile are compiled again, since they would ignore the hooks.
+    decayed; `copy.deepcopy((model, attached))` gives a copy whose decay can be removed. Graphs that torch.compile
+    compiled before are compiled again, because they would ignore the hooks.
 
     Args:
         model: a model with blocks of timm's `vision_transformer`, of diffusers' DiT, torch's TransformerEncoderLayer
-            with norm_first, or torchvision's or timm's `resnet`, all of which are decayed in the order of
-            `model.named_modules()`; or any model, with `pairs`. The repr of the returned object gives the number of
+            with norm_first, or torchvision's or timm's `resnet`. All these blocks are decayed in the order of
+            `model.named_modules()`. With `pairs`, any model. The repr of the returned object gives the number of
             branches, the first and the last.
-        alpha_min: see `uvit_decay.decay.shortcuts`, as for the next four arguments.
+        alpha_min: see `uvit_decay.decay.shortcuts`, also for the next four arguments.
         schedule: how alpha falls with depth.
         granularity: one alpha for each residual branch, or one for both branches of a transformer's block.
         index: how depth is counted.
         branches: decay both kinds of a transformer's residual branches, or only one.
         pairs: the branches in execution order, attention before MLP: (norm, branch) names the modules that a branch
             calls first, with x, and last; `Gated` names a block with gates, where only norms and additions use x;
-            `Single` names a block with one branch, for networks in which all blocks are such.
+            `Single` names a block with one branch, for networks that consist of such blocks.
         dim: width of the tokens, for a schedule that learns a weight for each channel.
 
     Raises:
-        UserError: a model that is attached already or has no supported block; in its forward, modules that are not
-            called as named.
+        UserError: the model is attached already or has no supported block, or the schedule does not fit it. The model's
+            forward raises it if modules are not called as named.
     """
     _check_not_attached(model)
     named = known_pairs(model) if pairs is None else pairs
-    groups = _hooked_branches(model, named)
-    per_block, count = _per_block(named), sum(len(group.norms) for group in groups)
+    groups = _build_branches(model, named)
+    per_block = _per_block(named)
+    count = sum(len(group.norms) for group in groups)
     if count % per_block:
-        raise UserError(f"branches come in twos, attention and MLP, got {count}: see `pairs` of decay.attach")
-    projected = _projected_branches(groups)
+        raise UserError(f"branches come in twos, attention and MLP, got {count}; see `pairs` of decay.attach")
+    projected = _find_projected(groups)
     weights = shortcuts(count // per_block, alpha_min, schedule, granularity, index, branches, per_block, projected)
     if weights.depth is not None:
-        raise UserError(f"the schedule {schedule!r} has no shortcuts to attach: use the networks of uvit_decay.nn")
+        raise UserError(f"the schedule {schedule!r} has no shortcuts to attach; use the networks of uvit_decay.nn")
     if weights.per_channel and dim is None:
-        raise UserError(f"the schedule {schedule!r} learns a weight for each channel: give their number, `dim`")
-    attached = Attached(weights, dim or 1, next((p.device for p in model.parameters()), torch.device("cpu")))
+        raise UserError(f"the schedule {schedule!r} learns a weight for each channel; give their number, `dim`")
+    attached = Attached(weights, dim or 1, _device_of(model))
     first = 0
     for group in groups:
         last = first + len(group.norms)
         if set(weights.scales[first:last]) != {1.0} and not isinstance(group, HookedPair):
-            raise UserError(f"the schedule {schedule!r} scales norms, which in this model are not apart from branches")
+            raise UserError(
+                f"the schedule {schedule!r} scales norms, which this model does not separate from its branches; "
+                "use another schedule"
+            )
         if not weights.plain(first, last):
             group.register(model, attached.weights, first)
             attached.hooked.append(group)
@@ -136,33 +144,54 @@ def _check_not_attached(model: nn.Module) -> None:
     for module in model.modules():
         for hook in module._forward_pre_hooks.values():
             if isinstance(getattr(hook, "__self__", None), HookedBranches):
-                raise UserError("this model is attached already: call remove() of what attach returned before")
+                raise UserError("this model is attached already; call remove() of the earlier result of attach")
 
 
-def _hooked_branches(model: nn.Module, pairs: Pairs) -> list[HookedBranches]:
+def _build_branches(model: nn.Module, pairs: Pairs) -> list[HookedBranches]:
     """Return the branches of each of `pairs`, without hooks yet; raise a UserError for names that do not exist."""
-    groups = [pair.hooked() if isinstance(pair, Gated | Single) else HookedPair(*pair) for pair in pairs]
-    norms = [norm for group in groups for norm in group.norms]
-    names = dict(model.named_modules(remove_duplicate=False))
-    for name in (name for group in groups for name in group.modules):
-        if name not in names:
-            raise UserError(f"the model has no module {name!r}: `pairs` takes the names of model.named_modules()")
-    if len({names[norm] for norm in norms}) != len(norms):
-        raise UserError("two branches begin with the same module: each needs its own, or one entry in `pairs`")
+    groups: list[HookedBranches] = []
+    for pair in pairs:
+        if isinstance(pair, Gated | Single):
+            groups.append(pair.build_branches())
+        else:
+            groups.append(HookedPair(*pair))
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for group in groups:
+        for name in group.modules:
+            if name not in modules:
+                raise UserError(f"the model has no module {name!r}; `pairs` takes the names of model.named_modules()")
+    starts = []
+    for group in groups:
+        starts += [modules[norm] for norm in group.norms]
+    if len(set(starts)) != len(starts):
+        raise UserError("two branches begin with the same module; each needs its own, or one entry in `pairs`")
     return groups
 
 
-def _projected_branches(groups: Sequence[HookedBranches]) -> list[int]:
+def _find_projected(groups: Sequence[HookedBranches]) -> list[int]:
     """Return the numbers of the branches beside projected shortcuts."""
-    owners = [group for group in groups for _ in group.norms]
-    return [k for k, group in enumerate(owners) if isinstance(group, HookedProjection)]
+    numbers = []
+    first = 0
+    for group in groups:
+        last = first + len(group.norms)
+        if isinstance(group, HookedProjection):
+            numbers += range(first, last)
+        first = last
+    return numbers
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    """Return the device of the first parameter; the CPU for a model without parameters."""
+    for parameter in model.parameters():
+        return parameter.device
+    return torch.device("cpu")
 
 
 def _per_block(pairs: Pairs) -> Literal[1, 2]:
     """Return the number of residual branches of a block; raise a UserError if they differ."""
     single = {isinstance(pair, Single) for pair in pairs}
     if len(single) == 2:
-        raise UserError("this model has blocks of transformers and of ResNets: attach to one of the parts")
+        raise UserError("this model has blocks of transformers and of ResNets; attach to the parts separately")
     return 1 if single == {True} else 2
 
 

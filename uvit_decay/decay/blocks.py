@@ -1,4 +1,4 @@
-"""Blocks that `attach` can decay: how their modules are named, and the table of those that it knows by their class."""
+"""Blocks that `attach` can decay: the names of their modules, and a table of supported classes."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ class Gated:
     block: str
     norms: tuple[str, ...]
 
-    def hooked(self) -> HookedBranches:
-        """Return its branches, without hooks yet."""
-        return HookedGates([_join(self.block, norm) for norm in self.norms], self.block)
+    def build_branches(self) -> HookedBranches:
+        """Return the branches of the block, without hooks yet."""
+        norms = [_join(self.block, norm) for norm in self.norms]
+        return HookedGates(norms, self.block)
 
 
 @dataclass(frozen=True)
 class Single:
     """Names of a block with a single residual branch, as a ResNet's: y = relu(shortcut(x) + f(x)).
 
-    `first` and `last` are the modules that the branch calls first, with x, and last; `projection` is the shortcut, if
-    it is a module: called with x after the branch. None is the identity. The schedule `gain` takes it that a projection
+    `first` and `last` are the modules that the branch calls first, with x, and last. `projection` is the shortcut if it
+    is a module, called with x after the branch; None is the identity. The schedule `gain` assumes that a projection
     ends in a norm, so that its output does not depend on the scale of x.
     """
 
@@ -41,8 +42,8 @@ class Single:
     last: str
     projection: str | None = None
 
-    def hooked(self) -> HookedBranches:
-        """Return its branch, without hooks yet."""
+    def build_branches(self) -> HookedBranches:
+        """Return the branch of the block, without hooks yet."""
         if self.projection is None:
             return HookedPair(self.first, self.last)
         return HookedProjection(self.first, self.last, self.projection)
@@ -58,20 +59,24 @@ def _timm_block(name: str, block: nn.Module) -> Pairs:
 
 def _torch_layer(name: str, layer: nn.Module) -> Pairs:
     if not layer.norm_first:
-        raise UserError("this TransformerEncoderLayer norms after the sum, which undoes a decay: build with norm_first")
+        raise UserError(
+            "this TransformerEncoderLayer norms after the sum, which undoes a decay; build it with norm_first=True"
+        )
     return [(_join(name, f"norm{i}"), _join(name, f"dropout{i}")) for i in (1, 2)]
 
 
 def _diffusers_block(name: str, block: nn.Module) -> Pairs:
     if block.norm_type != "ada_norm_zero" or block.attn2 is not None:
-        raise UserError("of diffusers' BasicTransformerBlock only DiT's is known (ada_norm_zero): give `pairs`")
+        raise UserError("decay.attach knows diffusers' BasicTransformerBlock only in DiT (ada_norm_zero); give `pairs`")
     return [Gated(name, ("norm1", "norm3"))]
 
 
 def _resnet_block(name: str, block: nn.Module, ends: tuple[str, ...]) -> Pairs:
-    """Return the branch of a ResNet's block; it ends with the first of the modules `ends` that the block has."""
+    """Return the branch of a ResNet's block; it ends with the first of the modules `ends` that is not None."""
     last = next(end for end in ends if getattr(block, end) is not None)
-    projection = None if block.downsample is None else _join(name, "downsample")
+    projection = None
+    if block.downsample is not None:
+        projection = _join(name, "downsample")
     return [Single(_join(name, "conv1"), _join(name, last), projection)]
 
 
@@ -89,7 +94,7 @@ _KNOWN: dict[str, Callable[[str, nn.Module], Pairs]] = {
 
 
 def known_pairs(model: nn.Module) -> Pairs:
-    """Return the branches of all supported blocks, in the order of the model's modules."""
+    """Return the branches of all supported blocks, in the order of the model's modules; a UserError if it has none."""
     pairs: list[tuple[str, str] | Gated | Single] = []
     for name, block in model.named_modules():
         for cls in type(block).__mro__:
@@ -99,7 +104,7 @@ def known_pairs(model: nn.Module) -> Pairs:
                 pairs += pairs_of(name, block)
     if not pairs:
         example = "pairs=[('blocks.0.norm1', 'blocks.0.drop_path1'), ...]"
-        raise UserError(f"decay.attach knows no block of {type(model).__name__}: name its branches, {example}")
+        raise UserError(f"decay.attach knows no block of {type(model).__name__}; name its branches, {example}")
     return pairs
 
 

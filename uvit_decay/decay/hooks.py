@@ -1,18 +1,18 @@
 """Forward hooks that decay the shortcuts of a network without changes to its code.
 
-A transformer computes v <- v + f(norm(v)) in its forward. Hooks on its modules, on the norm, which is called with v,
-and on a later module, turn this into Eq. 3, x <- alpha x + beta f(norm(x)):
+A transformer computes v <- v + f(norm(v)) in its forward. Hooks on the norm, which is called with v, and on a later
+module turn this into Eq. 3, x <- alpha x + beta f(norm(x)):
 
-- A **pair** (norm, branch), where a module ends the branch. Here v is x, and the branch's output f is replaced by
+- **Pair** (norm, branch): a module ends the branch. Here v is x, and the branch's output f is replaced by
   beta f + (alpha - 1) x, so that the network's addition of x gives alpha x + beta f.
-- A **gated** block, where a product follows the branch's last module (adaLN-Zero) and only the block's output can be
-  changed. Its variable v stays undecayed; each norm receives x instead of v, f is the change of v since the previous
-  norm, and the block's output v is replaced by x. So only norms and out-of-place additions may use v.
+- **Gated** block: a product follows the branch's last module (adaLN-Zero), and only the block's output can be changed.
+  Its variable v stays undecayed. Each norm receives x instead of v, f is the change of v since the previous norm, and
+  the block's output v is replaced by x. So only norms and out-of-place additions may use v.
 
-A ResNet computes relu(shortcut(x) + f(x)), where f begins with a convolution. Where its shortcut is the identity, f is
-a **pair** (convolution, last norm), as above. A **projected** shortcut is a module, and its output is scaled.
+A ResNet computes relu(shortcut(x) + f(x)), where f begins with a convolution. If its shortcut is the identity, f is a
+**pair** (convolution, last norm), as above. A **projected** shortcut is a module, and its output is scaled.
 
-All create new tensors only: tensors held by a checkpointed block, by another hook or by the caller are not modified.
+All hooks create new tensors: tensors of a checkpointed block, of another hook or of the caller are not modified.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ WeightsOf = Callable[[int], Weights]  # the weights of branch k
 class BranchState(threading.local):
     """State of hooked branches during one forward pass of their block, separate for each thread; copies start empty.
 
-    `count` norms have been called so far, `v` is the input of the last of them and `x` the decayed stream that replaces
-    it. Outside of the block both are None.
+    `count` is the number of norms called so far, `v` the input of the last one, and `x` the decayed stream that
+    replaces v. Outside of the block x and v are None.
     """
 
     x: Tensor | None = None
@@ -48,16 +48,17 @@ class BranchState(threading.local):
 class HookedBranches:
     """Hooks on the norms of some branches and on the module that ends them (abstract).
 
-    A norm is the first module of its branch, called with x; in a ResNet it is a convolution.
+    `norms` are the first modules of the branches, called with x; in a ResNet they are convolutions.
     """
 
     def __init__(self, norms: Sequence[str], end: str) -> None:
-        self.norms, self.end = tuple(norms), end
+        self.norms = tuple(norms)
+        self.end = end
         self.state = BranchState()
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The names of all modules that hooks may be registered on."""
+        """The names of all modules that get hooks."""
         return *self.norms, self.end
 
     def register(self, model: nn.Module, weights: WeightsOf, first: int) -> None:
@@ -66,13 +67,18 @@ class HookedBranches:
         In one forward pass they run in the order: `forget` (enclosing module starts), `enter` (before each norm),
         `leave` (after the last module of the branch), `forget` (enclosing module returns or raises).
         """
-        self.weights, self.first = weights, first
-        # The innermost enclosing module clears the state too, even after an error: a checkpointed block stops its
-        # recomputation halfway, and x would keep its whole graph alive.
-        around = model.get_submodule(".".join(commonprefix([name.split(".") for name in self.modules])))
-        # prepend: these hooks run first, so that other hooks receive the values of the decayed network. `forget`, which
-        # changes none, is not prepended: torch 2.9 does not compile two such hooks of a module.
-        self.handles = [model.get_submodule(n).register_forward_pre_hook(self.enter, prepend=True) for n in self.norms]
+        self.weights = weights
+        self.first = first
+        # The innermost enclosing module also clears the state, even after an error: a checkpointed block stops its
+        # recomputation halfway, and x would keep the whole graph alive.
+        paths = [name.split(".") for name in self.modules]
+        around = model.get_submodule(".".join(commonprefix(paths)))
+        # prepend: these hooks run first, so that other hooks receive the values of the decayed network. `forget` does
+        # not change values and is not prepended, because torch 2.9 does not compile two prepended hooks of a module.
+        self.handles = []
+        for name in self.norms:
+            norm = model.get_submodule(name)
+            self.handles.append(norm.register_forward_pre_hook(self.enter, prepend=True))
         self.handles.append(around.register_forward_pre_hook(self.forget))
         self.handles.append(around.register_forward_hook(self.forget, always_call=True))
         self.handles.append(model.get_submodule(self.end).register_forward_hook(self.leave, prepend=True))
@@ -85,16 +91,16 @@ class HookedBranches:
     def enter(self, norm: nn.Module, args: tuple) -> tuple:
         """Replace the first argument of a norm by the decayed stream (pre-hook of every norm)."""
         if not args or not isinstance(args[0], Tensor):
-            raise UserError(f"one of {self.norms} got no tensor as its first argument: name what is called with x")
+            raise UserError(f"one of {self.norms} got no tensor as its first argument; name modules called with x")
         return (self.on_norm_input(args[0]), *args[1:])
 
     def leave(self, module: nn.Module, args: tuple, out: object) -> Tensor:
         """Replace the output of the module that ends the branches, then clear the state (its forward hook)."""
         if self.state.count != len(self.norms):
-            raise UserError(f"{self.end!r} ran after {self.state.count} of the calls of {self.norms}: check the names")
-        # The output must have the shape of the tensor that it is added to; otherwise the names are wrong.
+            raise UserError(f"{self.end!r} ran after {self.state.count} of the calls of {self.norms}; check the names")
+        # The output must have the shape of the tensor to which it is added. Otherwise the names are wrong.
         if not isinstance(out, Tensor) or self.state.v is None or out.shape != self.state.v.shape:
-            raise UserError(f"{self.end!r} gives no tensor of the shape that {self.modules[-2]!r} has: check the names")
+            raise UserError(f"{self.end!r} returns no tensor in the shape of {self.modules[-2]!r}; check the names")
         decayed = self.apply_decay(out)
         self.forget()
         return decayed
@@ -105,10 +111,12 @@ class HookedBranches:
         Raises:
             UserError: the module has returned, but its last branch did not end.
         """
-        left_open = self.state.count if out is not None else 0
-        self.state.x, self.state.v, self.state.count = None, None, 0
+        left_open = out is not None and self.state.count > 0
+        self.state.x = None
+        self.state.v = None
+        self.state.count = 0
         if left_open:
-            raise UserError(f"{self.end!r} was not called after {self.norms}: check the names")
+            raise UserError(f"{self.end!r} was not called after {self.norms}; check the names")
 
     def on_norm_input(self, v: Tensor) -> Tensor:
         """Record v, the input of a norm, and return the decayed stream that replaces it."""
@@ -137,7 +145,9 @@ class HookedPair(HookedBranches):
         return self.weights(self.first).scale * out
 
     def on_norm_input(self, v: Tensor) -> Tensor:
-        self.state.x, self.state.v, self.state.count = v, v, 1
+        self.state.x = v
+        self.state.v = v
+        self.state.count = 1
         return v
 
     def apply_decay(self, out: Tensor) -> Tensor:
@@ -165,9 +175,12 @@ class HookedProjection(HookedBranches):
     def scale(self, module: nn.Module, args: tuple, out: object) -> Tensor:
         """Return beta f, and record f, whose shape `leave` checks (forward hook of the branch's last module)."""
         if not isinstance(out, Tensor):
-            raise UserError(f"{self.last!r} gives no tensor: check the names")
-        self.state.v, beta = out, self.weights(self.first).beta
-        return out if not isinstance(beta, Tensor) and beta == 1.0 else beta * out
+            raise UserError(f"{self.last!r} returns no tensor; check the names")
+        self.state.v = out
+        beta = self.weights(self.first).beta
+        if not isinstance(beta, Tensor) and beta == 1.0:
+            return out
+        return beta * out
 
     def on_norm_input(self, v: Tensor) -> Tensor:
         self.state.count = 1
@@ -176,7 +189,9 @@ class HookedProjection(HookedBranches):
     def apply_decay(self, out: Tensor) -> Tensor:
         """Return alpha times the projection, to which the network adds beta f."""
         alpha = self.weights(self.first).alpha
-        return out * (alpha.to(out.dtype) if isinstance(alpha, Tensor) else alpha)
+        if isinstance(alpha, Tensor):
+            alpha = alpha.to(out.dtype)
+        return out * alpha
 
 
 class HookedGates(HookedBranches):
@@ -184,15 +199,19 @@ class HookedGates(HookedBranches):
 
     def on_norm_input(self, v: Tensor) -> Tensor:
         if self.state.count and v.shape != self.state.v.shape:
-            raise UserError(f"one of {self.norms} is called with a tensor of another shape: check the names")
-        # A later norm ends the branch before it: v then holds that branch's sum, which `apply_decay` turns into Eq. 3.
+            raise UserError(f"one of {self.norms} is called with a tensor of another shape; check the names")
+        # A later norm ends the branch before it. v is then the sum after that branch; `apply_decay` returns Eq. 3.
         x = self.apply_decay(v) if self.state.count else v
-        self.state.x, self.state.v, self.state.count = x, v, self.state.count + 1
+        self.state.x = x
+        self.state.v = v
+        self.state.count += 1
         return x
 
     def apply_decay(self, out: Tensor) -> Tensor:
         """Return Eq. 3 for the branch that ends here: out - v is its output g f, undecayed."""
         if out is self.state.v:
-            raise UserError(f"{self.end!r} adds in place, where its branches cannot be told from its input")
+            raise UserError(
+                f"{self.end!r} adds its branches in place, so they cannot be decayed; change it to add out of place"
+            )
         alpha, beta, _ = self.weights(self.first + self.state.count - 1)
         return decayed_add(self.state.x, out - self.state.v, alpha, beta)

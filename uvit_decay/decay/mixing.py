@@ -1,16 +1,18 @@
-"""The mixing matrix: the weight of every branch's output in the input of every later branch.
+"""Mixing matrix: the weight of every branch's output in the input of every later branch.
 
 Let v_0 be the embeddings, v_i the output of branch i = 1..N (with SiT's gate, without beta), h_l the input of branch l,
 before its norm, and h_{N+1} the output of the last block. With fixed shortcuts these inputs are sums,
 
     h_l = sum_{i < l} M_li v_i,    M_li = beta_i alpha_{i+1} ... alpha_{l-1},    beta_0 = 1.
 
-A merge of a long skip adds a source, its output m_j: W s + b where the skip is added to x, and W [x, s] + b where W is
-learned for both. Such a W is a **boundary**: what came before it is in m_j and has no weight of its own behind it.
+A merge of a long skip adds a source, its output m_j: W s + b if the skip is added to x, or W [x, s] + b if W maps both.
+A W of the second kind is a **boundary**: m_j contains all earlier outputs, so they have no weights of their own behind
+it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -23,7 +25,7 @@ from uvit_decay.runtime.errors import UserError
 
 
 class Merge(NamedTuple):
-    """A long skip that is merged before a branch, counted from 0; `boundary` says whether W reads the stream, too."""
+    """Merge of a long skip before branch `branch`, counted from 0; with `boundary` W also maps the stream."""
 
     branch: int
     boundary: bool
@@ -38,7 +40,7 @@ class HasShortcuts(Protocol):
 
 @runtime_checkable
 class HasMerges(Protocol):
-    """Module that says where it merges long skips into the decayed stream, in execution order."""
+    """Module with the merges of long skips into the decayed stream, in execution order."""
 
     merges: tuple[Merge, ...]
 
@@ -48,20 +50,20 @@ class MeasuresMixing(Protocol):
     """Network whose mixing matrix depends on its input: `measure_mixing(*inputs)` runs it and returns the matrix."""
 
     def measure_mixing(self, *inputs: Tensor) -> Float[Tensor, "rows sources"]:
-        """Return the matrix of a batch, the mean over its tokens."""
+        """Return the matrix of a batch, averaged over its tokens."""
 
 
 def mixing_matrix(of: Shortcuts | nn.Module, *inputs: Tensor) -> Float[Tensor, "rows sources"]:
     """Return M, (N + 1, N + 1 + merges) float64: rows are h_1 .. h_{N+1}, columns v_0 .. v_N and then the merges m_j.
 
-    Exact for every kind of shortcut, with the present values of learned weights; of weights for each channel it has
-    the means over channels. Attention over depth is measured: the mean over the tokens of a batch. A norm reads h_l, so
-    only the ratios within a row matter to a branch. The embeddings of a ResNet are the output of its stem, and its ReLU
-    and projections are left out.
+    It is exact for every kind of shortcut. Learned weights have their current values, and weights of channels their
+    means over channels. Attention over depth is measured and averaged over the tokens of a batch. Each branch reads h_l
+    through a norm, so only the ratios within a row matter. The embeddings of a ResNet are the output of its stem; its
+    ReLU and projections are left out.
 
     Args:
-        of: shortcuts (`decay.shortcuts`), a network of `uvit_decay.nn`, or what `decay.attach` returned.
-        inputs: the arguments of the network's forward pass, for attention over depth alone.
+        of: shortcuts (`decay.shortcuts`), a network of `uvit_decay.nn`, or the result of `decay.attach`.
+        inputs: the arguments of the network's forward pass, only for attention over depth.
 
     Raises:
         UserError: an object without shortcuts, or attention over depth without a network and a batch.
@@ -72,13 +74,22 @@ def mixing_matrix(of: Shortcuts | nn.Module, *inputs: Tensor) -> Float[Tensor, "
     shortcuts = of if isinstance(of, Shortcuts) else of.shortcuts
     if shortcuts.depth is not None:
         if not (isinstance(of, MeasuresMixing) and inputs):
-            raise UserError("attention over depth has a mixing matrix on a batch only: give a network and its inputs")
+            raise UserError("attention over depth has a mixing matrix only on a batch; give a network and its inputs")
         return of.measure_mixing(*inputs)
-    if isinstance(of, Shortcuts):
-        weights = [Weights(*numbers) for numbers in zip(of.alphas, of.betas, of.scales, strict=True)]
-    else:
-        weights = [branch_weights(of, shortcuts, k) for k in range(len(shortcuts.alphas))]
     merges = of.merges if isinstance(of, HasMerges) else ()
+    return _multiply_out(_all_weights(of, shortcuts), merges)
+
+
+def _all_weights(of: Shortcuts | nn.Module, shortcuts: Shortcuts) -> list[Weights]:
+    """Return the weights of all branches: the numbers of shortcuts, or the current values of a network."""
+    if isinstance(of, Shortcuts):
+        numbers = zip(of.alphas, of.betas, of.scales, strict=True)
+        return [Weights(alpha, beta, scale) for alpha, beta, scale in numbers]
+    return [branch_weights(of, shortcuts, k) for k in range(len(shortcuts.alphas))]
+
+
+def _multiply_out(weights: Sequence[Weights], merges: Sequence[Merge]) -> Float[Tensor, "rows sources"]:
+    """Return the mixing matrix of fixed shortcuts."""
     count = len(weights)
     row = torch.zeros(count + 1 + len(merges), dtype=torch.float64)
     row[0] = 1.0
@@ -86,7 +97,9 @@ def mixing_matrix(of: Shortcuts | nn.Module, *inputs: Tensor) -> Float[Tensor, "
     for k, branch in enumerate(weights):
         for j, merge in enumerate(merges):
             if merge.branch == k:
-                row = torch.zeros_like(row) if merge.boundary else row.clone()
+                row = row.clone()
+                if merge.boundary:
+                    row.zero_()
                 row[count + 1 + j] = 1.0
         rows.append(row)
         row = _mean(branch.alpha) * row
@@ -95,5 +108,7 @@ def mixing_matrix(of: Shortcuts | nn.Module, *inputs: Tensor) -> Float[Tensor, "
 
 
 def _mean(weight: float | Tensor) -> float:
-    """Return a weight, or the mean of the weights of all channels."""
-    return float(weight.detach().double().mean()) if isinstance(weight, Tensor) else weight
+    """Return a weight as a number; the mean over channels of a weight of channels."""
+    if isinstance(weight, Tensor):
+        return float(weight.detach().double().mean())
+    return weight

@@ -5,7 +5,7 @@
     x_{k+1} = alpha_k x_k + f_k(x_k)                                                        (Eq. 3)
 
 where alpha_k falls with depth from 1 to alpha_min. A transformer block has two branches, attention (k even) and MLP
-(k odd), so L blocks have N = 2 L branches in execution order; a ResNet's block has one, so N = L. Notation:
+(k odd), so L blocks have N = 2 L branches in execution order. A ResNet's block has one branch, so N = L. Notation:
 k = 0..N-1 counts residual branches, `alpha_min` in (0, 1] is the last alpha, u in [0, 1] is the depth of a branch.
 alpha_min = 1 is the ordinary network. Other kinds of shortcuts are entries of `uvit_decay.decay.table`.
 """
@@ -27,8 +27,9 @@ from torch import Tensor, nn
 from uvit_decay.decay.table import DEPTH_ATTENTION, NAMES, SHORTCUTS, Shortcuts, Weights, is_float32, weighted
 from uvit_decay.runtime.errors import UserError, check_choice, check_numbers
 
-# An entry of the table; alphas, or pairs of alpha and beta, of all branches; or a function that gives these for their
-# number, `--trust mine --model.net.schedule mine.late` (docs/extending.md). Networks record its numbers.
+# A schedule is an entry of the table, numbers of all branches (alphas, or pairs of alpha and beta), or a function that
+# returns these numbers for a number of branches: `--trust mine --model.net.schedule mine.late` (docs/extending.md).
+# Networks record the numbers that a function returns.
 Numbers = Sequence[float | Sequence[float]]
 Schedule = Literal[*SHORTCUTS, *DEPTH_ATTENTION] | Sequence[float | Sequence[float]] | Callable[[int], Numbers]
 Granularity = Literal["branch", "block"]
@@ -37,13 +38,21 @@ Branches = Literal["both", "attention", "mlp"]
 
 
 def decayed_add(x: Tensor, f: Tensor, alpha: float | Tensor, beta: float | Tensor = 1.0) -> Tensor:
-    """Return alpha x + beta f: one fused multiply-add instead of the ordinary addition if one of them is 1.
+    """Return alpha x + beta f; if alpha or beta is 1, it is one fused multiply-add, as fast as the ordinary addition.
 
-    `alpha` is a number, or a scalar tensor if it is learned; `beta` a number, or a tensor that broadcasts to f. x and f
-    have the same shape; the dtype is their promotion.
+    Args:
+        x: input of the branch.
+        f: output of the branch, in the shape of x.
+        alpha: weight of x, a number, or a scalar tensor if it is learned.
+        beta: weight of f, a number, or a tensor that broadcasts to f.
+
+    Returns:
+        a tensor in the promoted dtype of x and f.
     """
     if not isinstance(alpha, Tensor) and alpha == 1.0:
-        return torch.addcmul(x, f, beta.to(x.dtype)) if isinstance(beta, Tensor) else torch.add(x, f, alpha=beta)
+        if isinstance(beta, Tensor):
+            return torch.addcmul(x, f, beta.to(x.dtype))
+        return torch.add(x, f, alpha=beta)
     if isinstance(beta, Tensor):
         f = beta.to(x.dtype) * f
     elif beta != 1.0:
@@ -54,7 +63,7 @@ def decayed_add(x: Tensor, f: Tensor, alpha: float | Tensor, beta: float | Tenso
 
 
 def register_weights(module: nn.Module, shortcuts: Shortcuts, dim: int, persistent: bool = True) -> None:
-    """Register what `shortcuts` records as buffers of `module`, and what is learned as a parameter.
+    """Register the recorded weights of `shortcuts` as buffers of `module`, and learned weights as a parameter.
 
     `dim` is the number of channels, for betas of channels.
     """
@@ -67,9 +76,17 @@ def register_weights(module: nn.Module, shortcuts: Shortcuts, dim: int, persiste
 
 
 def branch_weights(module: nn.Module, shortcuts: Shortcuts, k: int, as_tensors: bool = False) -> Weights:
-    """Return the weights of branch k; what `module` holds of them are tensors if learned, or with `as_tensors`."""
+    """Return the weights of branch k: numbers, except for learned weights, which are tensors of `module`.
+
+    With `as_tensors`, all recorded weights are tensors of `module`. A compiled graph needs them, since numbers would be
+    constants of the graph.
+    """
     held = shortcuts.recorded if as_tensors else (shortcuts.learned,)
-    return Weights(*((getattr(module, n) if n in held else getattr(shortcuts, n))[k] for n in NAMES))
+    weights = []
+    for name in NAMES:
+        owner = module if name in held else shortcuts
+        weights.append(getattr(owner, name)[k])
+    return Weights(*weights)
 
 
 def shortcuts(
@@ -87,54 +104,64 @@ def shortcuts(
     Args:
         blocks: number of decayed blocks L.
         alpha_min: weight of the deepest identity shortcut, in (0, 1].
-        schedule: an entry of `uvit_decay.decay.table.SHORTCUTS`, of which `linear` is the paper's, or of
-            `DEPTH_ATTENTION` there; or the alphas, or pairs of alpha and beta, of all branches; or a function of their
-            number that returns these.
+        schedule: a name in `SHORTCUTS` of `uvit_decay.decay.table`, of which `linear` is the paper's, or in its
+            `DEPTH_ATTENTION`; a list with an alpha, or a pair of alpha and beta, for each branch; or a function
+            (number of branches) -> list.
         granularity: `branch`, one alpha for each branch (the authors' code); `block`, one for both branches of a block.
         index: `code` u = k / (N - 1), from exactly 1 to exactly alpha_min; `v2` u = (k + 1) / N (Eq. 5 of the paper's
             second version); `v1` u = k / N (first version: never reaches alpha_min).
-        branches: decay only the `attention` or only the `mlp` branches, the others keep alpha = 1 (Table 3b).
-        per_block: residual branches of a block: 2 in a transformer, 1 in a ResNet, where `granularity` and `branches`
-            have no meaning and must be left alone.
+        branches: decay `both` kinds of branches, or only the `attention` or the `mlp` branches, while the others keep
+            alpha = 1 (Table 3b).
+        per_block: residual branches of a block: 2 in a transformer, 1 in a ResNet. A ResNet needs the default
+            `granularity` and `branches`.
         restarts: branches beside a projected shortcut, see `Shortcuts`.
 
     Raises:
-        UserError: arguments out of range or that do not fit together; weights that are not finite in float32.
+        UserError: arguments are out of range or do not fit together, or weights are not finite in float32.
     """
     check_numbers("(0, 1]", alpha_min=alpha_min)
     check_choice(Granularity, granularity=granularity)
     check_choice(Index, index=index)
     check_choice(Branches, branches=branches)
-    count = per_block * blocks
     if blocks < 1:
         raise UserError(f"a schedule needs at least one block, got {blocks}")
     if per_block == 1 and (granularity, branches) != ("branch", "both"):
-        raise UserError("a ResNet's block has one residual branch: leave out granularity and branches")
-    named = isinstance(schedule, str)
-    if named:
-        check_choice((*SHORTCUTS, *DEPTH_ATTENTION), schedule=schedule)
-    across = named and schedule in DEPTH_ATTENTION
-    falls = named and not across and SHORTCUTS[schedule].falls
-    if not falls and alpha_min != 1.0:
-        raise UserError(f"the schedule {schedule!r} has no alpha_min, got {alpha_min}: set alpha_min to 1")
-    if (not falls or schedule == "learnable") and branches != "both":
-        raise UserError(f"the schedule {schedule!r} is for both kinds of branches, got branches {branches!r}")
-    if not named:
-        listed = read_weights(schedule(count) if callable(schedule) else schedule, count)
-        return replace(listed, restarts=tuple(restarts))
-    if per_block == 1 and (across or SHORTCUTS[schedule].blocks):
-        raise UserError(f"the schedule {schedule!r} is for the blocks of transformers, not of a ResNet")
-    if across:
+        raise UserError("a ResNet's block has one residual branch; leave out granularity and branches")
+    _check_schedule(schedule, alpha_min, branches, per_block)
+    count = per_block * blocks
+    if not isinstance(schedule, str):
+        numbers = schedule(count) if callable(schedule) else schedule
+        return replace(read_weights(numbers, count), restarts=tuple(restarts))
+    if schedule in DEPTH_ATTENTION:
         ones = (1.0,) * count
         return Shortcuts(ones, ones, ones, "queries", depth=DEPTH_ATTENTION[schedule])
     kind = SHORTCUTS[schedule]
     depths = _branch_depths(count, granularity, index, branches)
     weights = replace(kind.weights(depths, alpha_min), restarts=tuple(restarts))
-    return weights.with_gains() if kind.gains else weights
+    if kind.gains:
+        return weights.with_gains()
+    return weights
+
+
+def _check_schedule(schedule: Schedule, alpha_min: float, branches: Branches, per_block: int) -> None:
+    """Raise a UserError for an unknown schedule, or one that does not fit the other arguments of `shortcuts`."""
+    named = isinstance(schedule, str)
+    if named:
+        check_choice((*SHORTCUTS, *DEPTH_ATTENTION), schedule=schedule)
+    kind = SHORTCUTS.get(schedule) if named else None  # None for attention over depth and for given numbers
+    falls = kind is not None and kind.falls
+    if not falls and alpha_min != 1.0:
+        raise UserError(f"the schedule {schedule!r} has no alpha_min, got {alpha_min}; set alpha_min to 1")
+    if (not falls or schedule == "learnable") and branches != "both":
+        raise UserError(
+            f"the schedule {schedule!r} is for both kinds of branches, got {branches!r}; set branches to both"
+        )
+    if per_block == 1 and named and (kind is None or kind.blocks):
+        raise UserError(f"the schedule {schedule!r} is for the blocks of transformers, not for a ResNet; use linear")
 
 
 def _branch_depths(count: int, granularity: Granularity, index: Index, branches: Branches) -> list[float]:
-    """Return the depth u of each of `count` residual branches; see the arguments of `shortcuts`."""
+    """Return the depth u of each of the `count` residual branches; see the arguments of `shortcuts`."""
     if granularity == "branch":
         depths = _depths(count, index)
     else:
@@ -148,7 +175,11 @@ def _branch_depths(count: int, granularity: Granularity, index: Index, branches:
 
 
 def read_weights(numbers: object, count: int) -> Shortcuts:
-    """Return shortcuts of alphas, or of pairs of alpha and beta, that were given one by one."""
+    """Return the shortcuts of a list of alphas, or of pairs of alpha and beta, one entry for each of `count` branches.
+
+    Raises:
+        UserError: another type or number of entries, or numbers that are not finite in float32.
+    """
     entries = _to_list(numbers)
     wanted = f"a schedule given as a list needs an alpha, or a pair of alpha and beta, for each of the {count} branches"
     if entries is None:
@@ -160,11 +191,12 @@ def read_weights(numbers: object, count: int) -> Shortcuts:
         pair = _to_list(entry) or [entry, 1.0]
         values = [_to_number(value) for value in pair]
         if len(values) != 2 or None in values:
-            raise UserError(f"{wanted}, numbers that are finite in float32; entry {k} is something else")
+            raise UserError(f"{wanted}, with numbers that are finite in float32; entry {k} is not")
         pairs.append(values)
     alphas, betas = zip(*pairs, strict=True)
-    if not all(map(is_float32, accumulate(alphas, mul))):
-        raise UserError(f"the product of the {count} alphas of this schedule exceeds float32")
+    products = accumulate(alphas, mul)
+    if not all(map(is_float32, products)):
+        raise UserError(f"the product of the {count} alphas of this schedule exceeds float32; choose smaller alphas")
     return weighted(alphas, betas)
 
 
@@ -172,52 +204,64 @@ def _to_list(value: object) -> list[object] | None:
     """Return the elements of a list, a tuple or an array; None for anything else."""
     if isinstance(value, Tensor | np.ndarray):
         value = value.tolist()
-    return list(value) if isinstance(value, Sequence) and not isinstance(value, str | bytes) else None
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return list(value)
+    return None
 
 
 def _to_number(value: object) -> float | None:
-    """Return a number that is finite in float32, which may be a tensor of one; None for anything else."""
+    """Return a number, or a tensor without dimensions, as a float; None if it is not finite in float32 or no number."""
     if isinstance(value, Tensor | np.ndarray):
         value = value.tolist()  # a number, if it has no dimensions
-    fits = isinstance(value, Real) and is_float32(value)
-    return float(value) if fits else None
+    if isinstance(value, Real) and is_float32(value):
+        return float(value)
+    return None
 
 
 def _depths(n: int, index: Index) -> list[float]:
     """Return the depth u of each of n branches or blocks, see `index` of `shortcuts`."""
     if index == "code":
         return [k / max(n - 1, 1) for k in range(n)]
-    return [(k + (index == "v2")) / n for k in range(n)]
+    first = 1 if index == "v2" else 0
+    return [(k + first) / n for k in range(n)]
 
 
 def effective_decay(alphas: Sequence[float], exclude_last_block: bool = False) -> float:
     """Return alpha_eff (Eq. 4), the product of all alphas: the weight of the input in the last block's output.
 
-    `exclude_last_block` leaves out the last two branches, which gives the weight in the last block's input; this count
+    With `exclude_last_block` the last two branches are left out: the weight of the input in the last block's input. It
     reproduces the bins of the paper's Table 2 best.
     """
-    return math.prod(alphas[:-2] if exclude_last_block else alphas, start=1.0)
+    factors = alphas[:-2] if exclude_last_block else alphas
+    return math.prod(factors, start=1.0)
 
 
 def alpha_min_for(target: float, branches: int, exclude_last_block: bool = False) -> float:
     """Return the alpha_min whose linear schedule over `branches` residual branches has the effective decay `target`.
 
-    The paper's best runs have an effective decay of 1e-3 to 1e-2 (Table 2). Solved by bisection to 1e-12; raises a
-    UserError for a target that no alpha_min in (0, 1] reaches.
+    The paper's best runs have an effective decay of 1e-3 to 1e-2 (Table 2). The result is accurate to 1e-12.
+
+    Raises:
+        UserError: no alpha_min in (0, 1] reaches the target, or the number of branches is odd.
     """
     check_numbers("(0, 1]", **{"the effective decay": target})
     if branches < 2 or branches % 2:
         raise UserError(f"branches come in pairs (attention, MLP), got {branches}")
 
-    def reached(alpha_min: float) -> float:
+    def compute_decay(alpha_min: float) -> float:
         return effective_decay(shortcuts(branches // 2, alpha_min).alphas, exclude_last_block)
 
     low, high = 1e-12, 1.0
     if target == 1.0:
         return 1.0
-    if reached(low) > target:
-        raise UserError(f"no alpha_min reaches an effective decay of {target} over {branches} branches")
+    if compute_decay(low) > target:
+        raise UserError(
+            f"no alpha_min reaches an effective decay of {target} over {branches} branches; choose a larger decay"
+        )
     while high - low > 1e-12:
         middle = (low + high) / 2
-        low, high = (middle, high) if reached(middle) < target else (low, middle)
+        if compute_decay(middle) < target:
+            low = middle
+        else:
+            high = middle
     return high

@@ -24,7 +24,7 @@ NAMES = ("alphas", "betas", "scales")
 
 
 class Weights(NamedTuple):
-    """The numbers of one branch; a tensor if it is learned, beta also one a channel."""
+    """Numbers of one branch; a learned one is a tensor, and a learned beta may have one value per channel."""
 
     alpha: float | Tensor
     beta: float | Tensor
@@ -36,10 +36,10 @@ class DepthAttention:
     """A kind of attention over depth, which replaces the shortcuts: see `uvit_decay.nn.depth_attention`.
 
     Args:
-        formula: what a branch reads.
-        source: where it comes from.
+        formula: the input of a branch.
+        source: paper.
         group: number S of branches in a group.
-        sums: whether a group is read as the sum of its outputs; otherwise as its last output, once it is finished.
+        sums: whether a group is read as the sum of its outputs. Otherwise a finished group is read as its last output.
         scaled: whether logits are divided by sqrt(d).
         time: whether queries depend on the time of a denoiser.
     """
@@ -54,17 +54,17 @@ class DepthAttention:
 
 @dataclass(frozen=True)
 class Shortcuts:
-    """The weights of all branches: x <- alphas[k] x + betas[k] f_k(scales[k] norm(x)), k in execution order.
+    """Weights of all branches: x <- alphas[k] x + betas[k] f_k(scales[k] norm(x)), k in execution order.
 
     Args:
         alphas: weights of the identity.
         betas: weights of the branches.
-        scales: factors of what the branch's norm gives.
-        learned: which of them are parameters, with these initial values.
+        scales: factors of the norms' outputs.
+        learned: the weights that are parameters; the numbers here are their initial values.
         per_channel: whether there is a beta for each channel.
-        restarts: branches beside a projected shortcut that ends in a norm (a ResNet's). Its output does not depend on
-            the scale of the stream, so the product P of the alphas begins there, with the branch's own alpha.
-        depth: attention over depth instead of shortcuts, whose alphas and betas are then 1.
+        restarts: branches beside a projected shortcut that ends in a norm (in a ResNet). The output of such a shortcut
+            does not depend on the scale of the stream, so the product P starts again with the branch's own alpha.
+        depth: attention over depth instead of shortcuts; alphas and betas are then 1.
     """
 
     alphas: tuple[float, ...]
@@ -77,43 +77,53 @@ class Shortcuts:
 
     @property
     def recorded(self) -> tuple[str, ...]:
-        """The names of what a state_dict holds: the alphas, and what is not 1 throughout."""
-        return tuple(n for n in NAMES if n in ("alphas", self.learned) or set(getattr(self, n)) != {1.0})
+        """The names of the weights in a state_dict: alphas, learned weights, and weights that are not all 1."""
+        names = []
+        for name in NAMES:
+            if name in ("alphas", self.learned) or set(getattr(self, name)) != {1.0}:
+                names.append(name)
+        return tuple(names)
 
     @property
     def gains(self) -> tuple[float, ...]:
-        """beta_k / P_{k+1}: the factor of branch k in the network of plain shortcuts that is the same function.
+        """The gains beta_k / P_{k+1} of the branches in an equivalent network with plain shortcuts.
 
-        P begins at 1, and again at each of `restarts`.
+        P starts at 1, and again at each of `restarts`.
 
         Raises:
-            UserError: numbers that are not positive, for which there is no such network, or no step of the same sign;
-                gains that exceed float32.
+            UserError: alphas or betas are not positive, so that no such network exists, or gains exceed float32.
         """
         if min(*self.alphas, *self.betas) <= 0:
-            raise UserError("the gains beta / P of branches need alphas and betas above 0: see gain and rate_over_gain")
-        gains, product = [], 1.0
+            raise UserError(
+                "the gains beta / P of branches (gain, rate_over_gain) need alphas and betas above 0; "
+                "choose a schedule with positive weights"
+            )
+        gains = []
+        product = 1.0
         for k, (alpha, beta) in enumerate(zip(self.alphas, self.betas, strict=True)):
             product = alpha if k in self.restarts else product * alpha
             gains.append(beta / product if product > 0 else math.inf)
         if not all(map(is_float32, gains)):
             raise UserError(
-                f"the gains beta / P of {len(gains)} branches exceed float32: set alpha_min closer to 1; "
-                "see gain and rate_over_gain"
+                f"the gains beta / P of {len(gains)} branches (gain, rate_over_gain) exceed float32; "
+                "set alpha_min closer to 1"
             )
         return tuple(gains)
 
     def with_gains(self) -> Shortcuts:
-        """Return the plain shortcuts whose branches have the gains of these, which are the same function."""
-        return replace(self, alphas=(1.0,) * len(self.alphas), betas=self.gains)
+        """Return plain shortcuts with `gains` as betas: the same function."""
+        ones = (1.0,) * len(self.alphas)
+        return replace(self, alphas=ones, betas=self.gains)
 
     def tensor(self, name: str, dim: int) -> Tensor:
-        """Return the named weights, of all branches or of all branches and `dim` channels."""
+        """Return the weights called `name`, float32 (branches,), or (branches, dim) if learned for each channel."""
         values = torch.tensor(getattr(self, name))
-        return values[:, None].repeat(1, dim) if self.per_channel and name == self.learned else values
+        if self.per_channel and name == self.learned:
+            return values[:, None].repeat(1, dim)
+        return values
 
     def plain(self, first: int = 0, last: int | None = None) -> bool:
-        """Return whether branches `first` to `last` are ordinary ones, x + f(norm(x))."""
+        """Return whether branches `first` to `last` (exclusive) are ordinary ones, x + f(norm(x))."""
         values = (*self.alphas[first:last], *self.betas[first:last], *self.scales[first:last])
         return self.learned is None and set(values) == {1.0}
 
@@ -123,13 +133,13 @@ class Kind:
     """A kind of shortcut.
 
     Args:
-        formula: what a branch computes, where it is not x <- alpha x + f(norm(x)), and its numbers.
-        source: where it comes from.
-        weights: the weights of branches at the depths u_k, with `alpha_min`.
-        falls: whether alpha_min, granularity, index and branches change it; else alpha_min and branches must be left
-            alone, and the others change nothing.
-        gains: whether the branches get the gains of these weights, on plain shortcuts.
-        blocks: whether it counts blocks of two branches or weights channels, which a ResNet's stages do not have.
+        formula: the numbers of a branch, and its equation if it is not x <- alpha x + f(norm(x)).
+        source: paper or page.
+        weights: function (depths u_k of the branches, alpha_min) -> shortcuts.
+        falls: whether the weights depend on alpha_min, granularity, index and branches. If not, alpha_min and branches
+            must keep their defaults; granularity and index are ignored.
+        gains: whether the result is `Shortcuts.with_gains` of these weights.
+        blocks: whether it needs blocks of two branches, or channels of one width, so that it does not fit a ResNet.
     """
 
     formula: str
@@ -152,9 +162,12 @@ def weighted(
     learned: Literal["alphas", "betas"] | None = None,
     per_channel: bool = False,
 ) -> Shortcuts:
-    """Return shortcuts with these weights; a number is that of all branches."""
-    betas, scales = ((v,) * len(alphas) if isinstance(v, float) else tuple(v) for v in (betas, scales))
-    return Shortcuts(tuple(alphas), betas, scales, learned, per_channel)
+    """Return shortcuts with these weights; betas and scales may be one number for all branches."""
+    if isinstance(betas, float):
+        betas = [betas] * len(alphas)
+    if isinstance(scales, float):
+        scales = [scales] * len(alphas)
+    return Shortcuts(tuple(alphas), tuple(betas), tuple(scales), learned, per_channel)
 
 
 def _linear(depths: Sequence[float], a: float) -> list[float]:
@@ -171,12 +184,17 @@ def _mp_sum(depths: Sequence[float], a: float) -> Shortcuts:
 
 
 def _depth_scaled(depths: Sequence[float], a: float) -> Shortcuts:
-    return weighted([1.0] * len(depths), scales=[1.0 / math.sqrt(k // 2 + 1) for k in range(len(depths))])
+    scales = [1.0 / math.sqrt(k // 2 + 1) for k in range(len(depths))]
+    return weighted([1.0] * len(depths), scales=scales)
 
 
 def _layerscale(depths: Sequence[float], a: float) -> Shortcuts:
     blocks = len(depths) // 2
-    initial = 1e-1 if blocks <= 18 else 1e-5 if blocks <= 24 else 1e-6
+    initial = 1e-6
+    if blocks <= 18:
+        initial = 1e-1
+    elif blocks <= 24:
+        initial = 1e-5
     return weighted([1.0] * len(depths), initial, learned="betas", per_channel=True)
 
 
@@ -195,7 +213,7 @@ SHORTCUTS: dict[str, Kind] = {
         falls=True,
     ),
     "learnable": Kind(
-        "alpha_k learned, from those of linear",
+        "alpha_k learned, starting from linear",
         PAPER + "Table 5, which gives no initial values",
         lambda depths, a: weighted(_linear(depths, a), learned="alphas"),
         falls=True,
