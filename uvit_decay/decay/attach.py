@@ -122,6 +122,13 @@ def attach(
     if weights.per_channel and dim is None:
         raise UserError(f"the schedule {schedule!r} learns a weight for each channel; give their number, `dim`")
     attached = Attached(weights, dim or 1, _device_of(model))
+    _register_hooks(model, groups, attached, schedule)
+    return attached
+
+
+def _register_hooks(model: nn.Module, groups: Sequence[HookedBranches], attached: Attached, schedule: Schedule) -> None:
+    """Register the hooks of all branches that are not ordinary ones."""
+    weights = attached.shortcuts
     first = 0
     for group in groups:
         last = first + len(group.norms)
@@ -136,7 +143,6 @@ def attach(
         first = last
     if attached.hooked:
         _forget_graphs()
-    return attached
 
 
 def _check_not_attached(model: nn.Module) -> None:
