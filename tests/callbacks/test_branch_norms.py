@@ -1,5 +1,6 @@
 """BranchNorms: a run records what its branches do and trains as without."""
 
+import csv
 import math
 from functools import partial
 
@@ -12,6 +13,7 @@ from uvit_decay import history
 from uvit_decay.callbacks import BranchNorms, Preview
 from uvit_decay.callbacks.branches import draw
 from uvit_decay.data import Digits
+from uvit_decay.decay import mixing_matrix
 from uvit_decay.runtime.errors import UserError
 
 
@@ -52,27 +54,73 @@ def test_what_starts_at_zero_has_no_relative_update(tmp_path):
     assert measured.values["f_5"] == 0
 
 
-def measured_values(folder, pieces=1, **options):
+LEARNED = ("attnres", "attnres-2", "dar-t", "learnable", "layerscale")
+NETS = {"linear": dict(), **{name: dict(schedule=name, alpha_min=1.0) for name in LEARNED}}
+
+
+def build_net(name):
+    """A network of tokens that differ in what they read."""
+    net = tiny_net(zero_init=False, **NETS[name])
+    for parameter in net.depth_attention.parameters() if net.depth_attention is not None else ():
+        torch.nn.init.normal_(parameter)
+    return net
+
+
+def read_mixing(path):
+    """The readers, the sources and the numbers of a mixing matrix."""
+    header, *rows = csv.reader(path.open())
+    return [row[0] for row in rows], header[1:], [list(map(float, row[1:])) for row in rows]
+
+
+def measured_values(folder, pieces=1, net="linear", **options):
     """Train for two steps and return what was measured at the second, of a global batch of 32 in `pieces` a process."""
-    task = tiny_task(tiny_net(zero_init=False))
+    task = tiny_task(build_net(net))
     data = Digits(32, device_batch_size=32 // pieces // options.get("devices", 1))
     tiny_trainer(folder, Preview(1, 2, every_n_steps=1), BranchNorms(1), max_steps=2, **options).fit(task, data)
-    return history.read(folder / "branches.jsonl")[-1].values
+    values = history.read(folder / "branches.jsonl")[-1].values
+    if net in LEARNED:
+        *_, matrix = read_mixing(folder / "mixing" / "step_00000002.csv")
+        values |= {f"mixing_{i}_{j}": value for i, row in enumerate(matrix) for j, value in enumerate(row)}
+    return values
 
 
-def test_micro_batches_measure_what_one_batch_does(tmp_path):
-    one, four = (measured_values(tmp_path / str(pieces), pieces) for pieces in (1, 4))
+@pytest.mark.parametrize("net", ["linear", "attnres", "dar-t"])
+def test_micro_batches_measure_what_one_batch_does(net, tmp_path):
+    one, four = (measured_values(tmp_path / str(pieces), pieces, net) for pieces in (1, 4))
     assert four == pytest.approx(one, rel=1e-3)
 
 
-def measured_on_rank(folder, rank):
-    return measured_values(folder / "two", devices=2, strategy="ddp")
+def measured_on_rank(folder, net, rank):
+    return measured_values(folder / "two", net=net, devices=2, strategy="ddp")
 
 
 @pytest.mark.slow
-def test_two_processes_measure_what_one_does(programs, tmp_path):
-    two, _ = on_two_processes(programs, partial(measured_on_rank, tmp_path), tmp_path)
-    assert two == pytest.approx(measured_values(tmp_path / "one"), rel=1e-3)
+@pytest.mark.parametrize("net", ["linear", "attnres-2"])
+def test_two_processes_measure_what_one_does(net, programs, tmp_path):
+    two, _ = on_two_processes(programs, partial(measured_on_rank, tmp_path, net), tmp_path)
+    assert two == pytest.approx(measured_values(tmp_path / "one", net=net), rel=1e-3)
+
+
+@pytest.mark.parametrize("net", LEARNED)
+def test_the_mixing_matrix_of_a_step_is_that_of_its_batch(net, tmp_path):
+    """The weights are those before the step, whose forward pass is measured."""
+    task = tiny_task(build_net(net), lr=1e-12)
+    seen = []
+    task.net.register_forward_pre_hook(lambda _, args: seen.append(args))
+    trainer = tiny_trainer(tmp_path, BranchNorms(1), max_steps=1)
+    trainer.fit(task, Digits(32))
+    ends, merge = task.net.branch_ends(), "merge before out_blocks.0.attn.proj"
+    readers, sources, found = read_mixing(tmp_path / "mixing" / "step_00000001.csv")
+    assert readers == [*ends, "output"]
+    assert sources == ["embeddings", *ends, merge]
+    expected = mixing_matrix(task.net.eval(), *seen[0])
+    torch.testing.assert_close(torch.tensor(found, dtype=torch.float64), expected, rtol=1e-5, atol=1e-7)
+    assert (tmp_path / "mixing.png").stat().st_size > 1000
+
+
+def test_fixed_shortcuts_have_no_files_of_mixing(tmp_path):
+    measured_values(tmp_path)
+    assert not [*tmp_path.glob("mixing*")]
 
 
 def test_a_history_without_its_branches_is_one_line(tmp_path):

@@ -3,10 +3,12 @@
 import pytest
 from networks import each_kind
 from refusals import raises_user_error
+from torch import nn
 
 from uvit_decay.callbacks.branches import BranchTerms
 from uvit_decay.decay import decayed_add
 from uvit_decay.nn import ResNet, block
+from uvit_decay.nn.depth_attention import Sources
 
 
 def rms(x):
@@ -33,6 +35,31 @@ def test_norms_are_those_of_the_terms_of_each_sum(kind, options, monkeypatch):
     assert [float(x) for x in observed.x] == pytest.approx([x for x, _ in terms])
     assert [float(f) for f in observed.f] == pytest.approx([f for _, f in terms], rel=1e-3)
     assert sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in net.modules()) == hooks
+
+
+@each_kind
+@pytest.mark.parametrize("schedule", ["attnres", "attnres-2", "dar"])
+def test_attention_over_depth_has_the_norms_of_what_branches_read_and_write(kind, schedule, monkeypatch):
+    net = kind.small(schedule=schedule)
+    for parameter in net.parameters():
+        nn.init.normal_(parameter, std=0.2)
+    written, read, add = [], [], Sources.add_branch
+
+    def noted(sources, output):
+        written.append(rms(output))
+        add(sources, output)
+
+    monkeypatch.setattr(Sources, "add_branch", noted)
+    for decayed in net.find_decayed_blocks().values():
+        for norm in (decayed.norm1, decayed.norm2):
+            norm.register_forward_pre_hook(lambda _, args: read.append(rms(args[0])))
+    observed = BranchTerms(net)
+    observed.start()
+    net(*kind.inputs())
+    observed.stop()
+    assert observed.f == pytest.approx(written)
+    assert observed.x == pytest.approx(read)
+    assert net.depth_attention.measured is None
 
 
 def test_a_resnet_is_refused():

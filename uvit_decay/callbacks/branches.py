@@ -15,10 +15,12 @@ from torch.optim import Optimizer
 
 from uvit_decay import history
 from uvit_decay.callbacks.loggers import log_picture
+from uvit_decay.callbacks.mixing import draw_mixing, save_mixing
 from uvit_decay.callbacks.run_log import continue_history, record, run_folder
-from uvit_decay.decay import branch_weights
+from uvit_decay.decay import branch_weights, mixing_matrix
 from uvit_decay.nn.base import DecayedNet
 from uvit_decay.nn.block import AdaLNBlock, Block
+from uvit_decay.nn.depth_attention import MixingSums, Sources, mixing_of
 from uvit_decay.plots import heat_maps
 from uvit_decay.runtime.errors import UserError, check_whole, explained
 from uvit_decay.tasks.base import Task
@@ -37,8 +39,9 @@ TITLES = {  # of the panels of the figure, by name of the values
 class BranchTerms:
     """The root mean squares of x_k and of beta_k f_k, for every branch k of a network in all observed forward passes.
 
-    x_k is the input of the branch's norm, and beta_k f_k = x_{k+1} - alpha_k x_k. Meanwhile compiled blocks run
-    uncompiled, since their graphs ignore hooks.
+    x_k is the input of the branch's norm, and beta_k f_k = x_{k+1} - alpha_k x_k. With attention over depth there is no
+    such sum, and f_k is the output of the branch. Meanwhile compiled blocks run uncompiled, since their graphs ignore
+    hooks.
     """
 
     def __init__(self, net: DecayedNet) -> None:
@@ -46,9 +49,6 @@ class BranchTerms:
         self.blocks = net.find_decayed_blocks()
         if not all(isinstance(block, Block | AdaLNBlock) for block in self.blocks.values()):
             raise UserError(f"a {type(net).__name__} has branches without norms: remove BranchNorms from the callbacks")
-        if net.depth_attention is not None:
-            schedule = net.config["schedule"]
-            raise UserError(f"the schedule {schedule} has no stream to measure: remove BranchNorms from the callbacks")
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         self._reset()
 
@@ -71,22 +71,38 @@ class BranchTerms:
         """
         return torch.tensor([list(map(float, row)) for row in self._rows])
 
+    @property
+    def mixing(self) -> Tensor | None:
+        """Sums for the mixing matrix over the forward passes of this process, see `MixingSums.sums`.
+
+        None for shortcuts that are not learned, whose matrix does not change.
+        """
+        if isinstance(self._mixing, MixingSums):
+            return self._mixing.sums()
+        return self._mixing
+
     def _reset(self) -> None:
         branches = len(self.net.shortcuts.alphas)
         self._rows: list[list[Tensor | float]] = [[0.0] * branches for _ in range(4)]
+        self._mixing: MixingSums | Tensor | None = None
 
     def start(self) -> None:
         """Forget earlier forward passes and register the hooks, unless they are registered."""
         if self._handles:
             return
         self._reset()
+        reader = self.net.depth_attention
+        if reader is not None:
+            reader.measured = self._mixing = MixingSums(reader.branches, len(self.net.merges))
+            self._handles.append(reader.register_forward_hook(self._read))
         for i, block in enumerate(self.blocks.values()):
             first, second = 2 * i, 2 * i + 1
             self._handles += [
                 block.norm1.register_forward_pre_hook(partial(self._enter, first)),
                 block.norm2.register_forward_pre_hook(partial(self._enter, second)),
-                block.register_forward_hook(partial(self._leave, second)),
             ]
+            if reader is None:
+                self._handles.append(block.register_forward_hook(partial(self._leave, second)))
             block._graph = block._compiled_call_impl
             block._compiled_call_impl = None
 
@@ -95,19 +111,31 @@ class BranchTerms:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        if self.net.depth_attention is not None:
+            self.net.depth_attention.measured = None
         for block in self.blocks.values():
             block._compiled_call_impl = block.__dict__.pop("_graph", block._compiled_call_impl)
 
     def _enter(self, k: int, norm: nn.Module, args: Sequence[Tensor]) -> None:
         x = args[0].detach()
+        self._add(0, k, x)
+        if self.net.depth_attention is not None:
+            return
         if k % 2:
             self._end(k - 1, x)
-        self._add(0, k, x)
         self._state = x
 
     def _leave(self, k: int, block: nn.Module, args: object, out: Tensor) -> None:
         self._end(k, out.detach())
         del self._state
+        if self._mixing is None and self.net.shortcuts.learned is not None:
+            matrix = mixing_matrix(self.net)  # here the weights are whole, even if they are sharded
+            self._mixing = torch.nn.functional.pad(matrix, (0, 1), value=1.0)
+
+    def _read(self, reader: nn.Module, args: Sequence[Any], state: Tensor) -> None:
+        sources: Sources = args[0]
+        if sources.newest is not None:
+            self._add(1, sources.written - 1, sources.newest.detach())
 
     def _end(self, k: int, x: Tensor) -> None:
         alpha = branch_weights(self.net, self.net.shortcuts, k).alpha
@@ -135,17 +163,22 @@ class BranchNorms(Callback):
     the step (all micro-batches of all processes). It also measures the update |dW| / |W| of the branch's last layer.
     Each measurement is a line of branches.jsonl; at the end, branches.png shows them over depth and training.
 
+    If shortcuts are learned, or attention over depth replaces them, the mixing matrix of the step is written to
+    mixing/step_N.csv, see `uvit_decay.decay.mixing_matrix`; at the end, mixing.png shows the newest one. With attention
+    over depth it is the mean over all tokens of the global batch.
+
     Args:
         every_n_steps: optimizer steps between measurements.
 
     Raises:
-        UserError: in fit, the network has no known branches, branches without norms, or attention over depth.
+        UserError: in fit, the network has no known branches, or branches without norms.
     """
 
     def __init__(self, every_n_steps: int = 100) -> None:
         check_whole(1, every_n_steps=every_n_steps)
         self.every_n_steps = every_n_steps
         self._observed: BranchTerms | None = None
+        self._mixing: tuple[int, Tensor] | None = None  # the newest mixing matrix and its step
 
     def on_fit_start(self, trainer: Trainer, task: Task) -> None:
         if not isinstance(task.net, DecayedNet):
@@ -178,14 +211,14 @@ class BranchNorms(Callback):
         updates = self._measure_updates(task)
         self._before = []
         folder = run_folder(trainer)
-        if not trainer.is_global_zero:
-            return
-        ratios = [_divide(added, stream) for added, stream in zip(f, x, strict=True)]
-        values: dict[str, float] = {}
-        for name, row in {"x": x, "f": f, "ratio": ratios, "update": updates}.items():
-            for k, value in enumerate(row):
-                values[f"{name}_{k}"] = value
-        record(trainer, folder / FILE, values, {"branches": self._ends}, {})
+        if trainer.is_global_zero:
+            ratios = [_divide(added, stream) for added, stream in zip(f, x, strict=True)]
+            values: dict[str, float] = {}
+            for name, row in {"x": x, "f": f, "ratio": ratios, "update": updates}.items():
+                for k, value in enumerate(row):
+                    values[f"{name}_{k}"] = value
+            record(trainer, folder / FILE, values, {"branches": self._ends}, {})
+        self._save_mixing(trainer, task, folder)
 
     def _measure_updates(self, task: Task) -> list[float]:
         """Return |dW| / |W| of the last layer of every branch; all ranks must call this."""
@@ -194,6 +227,17 @@ class BranchNorms(Callback):
             moved = _length(after.detach() - before)
             updates.append(_divide(moved, _length(before)))
         return updates
+
+    def _save_mixing(self, trainer: Trainer, task: Task, folder: Path) -> None:
+        """Write the mixing matrix of the step, if it is learned; all ranks must call this."""
+        sums = self._observed.mixing
+        if sums is None:
+            return
+        sums = trainer.strategy.reduce(sums.float().to(task.device), reduce_op="sum")
+        matrix = mixing_of(sums.double().cpu())
+        self._mixing = trainer.global_step, matrix
+        if trainer.is_global_zero:
+            save_mixing(folder, trainer.global_step, matrix, self._ends, task.net.merges)
 
     def on_train_end(self, trainer: Trainer, task: Task) -> None:
         if trainer.fast_dev_run:
@@ -205,6 +249,8 @@ class BranchNorms(Callback):
         if measured:
             draw(measured, folder / FIGURE)
             log_picture(trainer, folder / FIGURE)
+        if self._mixing is not None:
+            log_picture(trainer, draw_mixing(folder, *self._mixing))
 
     def on_exception(self, trainer: Trainer, task: Task, error: BaseException) -> None:
         if self._observed is not None:  # None: the run never began

@@ -73,12 +73,14 @@ class Sources:
         self.running: list[Source] = []
         self.written = 0  # branches
         self.merged = 0  # long skips
+        self.newest: Tensor | None = None  # output of the newest branch; None if a merge came after it
 
     def add_branch(self, output: Float[Tensor, "b n d"]) -> None:
         """Add the output of the next branch."""
         self.written += 1
         value = output.to(self.finished[0].value.dtype)
         columns = (self.written,)
+        self.newest = value
         if self.kind.sums and self.running:
             before = self.running.pop()
             value = before.value + value
@@ -88,6 +90,7 @@ class Sources:
     def add_merge(self, output: Float[Tensor, "b n d"]) -> None:
         """Add the output of the next merge of a long skip, which is a source of its own."""
         self.merged += 1
+        self.newest = None
         value = output.to(self.finished[0].value.dtype)
         self.finished.append(Source.of(value, (self.branches + self.merged,)))
 
@@ -131,6 +134,52 @@ class DepthQuery(nn.Module):
         return h
 
 
+class MixingSums:
+    """Sums of the weights of all readers over the tokens of several forward passes, on the device of the network.
+
+    A branch behind the merge of a long skip is read twice, before and after it; the reading after it is the branch's.
+    """
+
+    def __init__(self, branches: int, merges: int) -> None:
+        self.branches = branches
+        self.merges = merges
+        self._totals: dict[tuple[int, int], Tensor] = {}  # by number of branches and of merges before the reader
+        self._columns: dict[tuple[int, int], list[tuple[int, ...]]] = {}
+        self._tokens: dict[tuple[int, int], int] = {}
+
+    @torch.no_grad()
+    def add(self, sources: Sources, seen: Sequence[Source], weights: Float[Tensor, "b n sources"]) -> None:
+        """Add the weights with which a reader has seen these sources."""
+        key = sources.written, sources.merged
+        total = weights.detach().sum(dim=(0, 1))
+        if key in self._totals:
+            total = self._totals[key] + total
+        self._totals[key] = total
+        self._columns[key] = [source.columns for source in seen]
+        self._tokens[key] = self._tokens.get(key, 0) + weights.shape[0] * weights.shape[1]
+
+    def sums(self) -> Float[Tensor, "rows columns"]:
+        """Return the sums of the rows of the mixing matrix and, in a last column, the numbers of tokens; float64.
+
+        The sums of several processes may be added; `mixing_of` turns sums into the matrix. Waits for the device.
+        """
+        found = torch.zeros(self.branches + 1, self.branches + self.merges + 2, dtype=torch.float64)
+        found[0, 0] = found[0, -1] = 1.0  # the first branch reads the embeddings alone
+        for written, merged in sorted(self._totals):
+            key = written, merged
+            row = torch.zeros(found.shape[1], dtype=torch.float64)
+            for columns, total in zip(self._columns[key], self._totals[key].tolist(), strict=True):
+                row[list(columns)] += total
+            row[-1] = self._tokens[key]
+            found[written] = row
+        return found
+
+
+def mixing_of(sums: Float[Tensor, "rows columns"]) -> Float[Tensor, "rows sources"]:
+    """Return the mixing matrix, the mean over tokens, given the sums of `MixingSums`."""
+    return sums[:, :-1] / sums[:, -1:]
+
+
 class DepthReader(nn.Module):
     """Queries of all readers except the first: branches 2..N and the output."""
 
@@ -139,7 +188,7 @@ class DepthReader(nn.Module):
         self.kind = kind
         self.branches = branches
         self.queries = nn.ModuleList([DepthQuery(dim, kind) for _ in range(branches)])
-        self.measured: list[Tensor] | None = None  # rows of the mixing matrix, during `measure`
+        self.measured: MixingSums | None = None  # to which readers add their weights
 
     def forward(self, sources: Sources, time: Float[Tensor, "b d"] | None) -> Float[Tensor, "b n d"]:
         """Return the input of the next branch or, after the last branch, the last state."""
@@ -148,30 +197,16 @@ class DepthReader(nn.Module):
             query = self.queries[sources.written - 1]
             weights = query.weights(seen, time)
             if self.measured is not None:
-                self._measure(sources, seen, weights)
+                self.measured.add(sources, seen, weights)
             return query(weights, seen)
-
-    def _measure(self, sources: Sources, seen: Sequence[Source], weights: Float[Tensor, "b n sources"]) -> None:
-        """Keep this reader's row of the mixing matrix, the mean over tokens; a later reading replaces it."""
-        row = torch.zeros(self.branches + 1 + sources.merged, dtype=torch.float64)
-        means = weights.detach().double().mean(dim=(0, 1)).tolist()
-        for source, mean in zip(seen, means, strict=True):
-            row[list(source.columns)] += mean
-        del self.measured[sources.written :]
-        self.measured.append(row)
 
     @torch.no_grad()
     def measure(self, network: nn.Module, inputs: Sequence[Tensor], merges: int) -> Float[Tensor, "rows sources"]:
         """Return the mixing matrix of `network(*inputs)`, averaged over tokens, see `decay.mixing_matrix`."""
-        first = torch.zeros(self.branches + 1, dtype=torch.float64)
-        first[0] = 1.0
-        self.measured = [first]
+        measured = MixingSums(self.branches, merges)
+        self.measured = measured
         try:
             network(*inputs)
-            rows = self.measured
         finally:
             self.measured = None
-        matrix = torch.zeros(len(rows), self.branches + 1 + merges, dtype=torch.float64)
-        for i, row in enumerate(rows):
-            matrix[i, : len(row)] = row
-        return matrix
+        return mixing_of(measured.sums())
