@@ -15,7 +15,7 @@ from uvit_decay.autoencoder import LatentSpace
 from uvit_decay.class_names import class_hash
 from uvit_decay.data.batches import ImageSet, StepLoader, StepSampler, half_mirrored
 from uvit_decay.data.latents.manifest import Manifest, Sums
-from uvit_decay.data.latents.shards import write_labels, write_shard
+from uvit_decay.data.latents.shards import Shard, write_labels, write_shard
 
 SPACE = LatentSpace("random", "", 0.18215, 0.0, 4, 8)
 
@@ -47,7 +47,7 @@ def latents(folder: Path, count: int) -> tuple[Manifest, Tensor]:
     for number, (_, part) in enumerate(manifest.shards):
         rows = slice(part.start, part.stop)
         pixels = torch.zeros(len(part), dtype=torch.int64)
-        write_shard(folder, manifest, number, every[rows], labels[rows], pixels, Sums(SPACE))
+        write_shard(folder, manifest, number, Shard(every[rows], labels[rows], pixels, Sums(SPACE)))
     write_labels(folder, labels)
     return manifest, every
 

@@ -183,7 +183,7 @@ def test_a_damaged_shard_is_made_anew_with_a_remark(encoded, image_dir, vae, tmp
     folder = copied(encoded, tmp_path)
     damage(folder / "shard-00001-of-00006.safetensors")
     encode(image_dir, folder, vae)
-    said = [line for line in capsys.readouterr().err.splitlines() if "made anew" in line]
+    said = [line for line in capsys.readouterr().err.splitlines() if "encoded again" in line]
     assert len(said) == 1
     assert "shard-00001-of-00006.safetensors" in said[0]
     assert contents(folder) == contents(encoded)
@@ -215,7 +215,7 @@ def test_a_wrong_shard_without_checksums_is_made_anew(encoded, image_dir, vae, t
     damage(tensors, metadata)
     path.write_bytes(save(tensors, metadata or None))
     encode(image_dir, folder, vae)
-    assert capsys.readouterr().err.count("made anew") == 1
+    assert capsys.readouterr().err.count("encoded again") == 1
     assert contents(folder)[path.name] == contents(encoded)[path.name]
 
 

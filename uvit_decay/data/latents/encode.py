@@ -1,9 +1,9 @@
 """Encode images to latents once: on any number of processes and devices, resumable, with reproducible bytes.
 
 A shard is the unit of work: one process encodes it, in batches that never cross its borders, and writes it atomically.
-An interrupted run therefore continues with the missing shards, and these have the same bytes as those of an
-uninterrupted run on the same kind of device, with the same versions and, on CPUs, the same number of threads. Those of
-older versions differ by rounding: about 1e-6 of the moments in float32, 1 % in bfloat16, as far as either is off.
+An interrupted run therefore continues with the missing shards. Their bytes are the same as in an uninterrupted run on
+the same kind of device, with the same versions and, on CPUs, the same number of threads. Shards of older versions
+differ by rounding: about 1e-6 of the moments in float32, 1 % in bfloat16, which is the error of either version.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from uvit_decay.class_names import class_hash
 from uvit_decay.data.folder import OnDisk
 from uvit_decay.data.image_files import Listing
 from uvit_decay.data.latents.manifest import Manifest, Sums, read, statistics
-from uvit_decay.data.latents.shards import check_shard, crc32, read_sums, write_labels, write_shard
+from uvit_decay.data.latents.shards import Shard, check_shard, crc32, read_sums, write_labels, write_shard
 from uvit_decay.runtime.distributed import COMPARED, Processes
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import check_writable, claimed, remove_remains
@@ -38,14 +38,16 @@ AT_ONCE = 256  # images to read for a comparison
 
 
 def describe(listing: Listing, space: LatentSpace, image_size: int, **settings: Any) -> Manifest:
-    """Return the manifest of these images before any is encoded; `settings` are its other fields, see there."""
+    """Return the manifest of these images before any is encoded; `settings` are further fields of `Manifest`."""
     if image_size < 1 or image_size % space.factor:
-        raise UserError(f"--image-size {image_size} is not a multiple of {space.factor}, the autoencoder's factor")
-    counts = torch.tensor(listing.labels).bincount(minlength=len(listing.class_names)).tolist()
+        raise UserError(f"--image-size {image_size} is not a multiple of {space.factor}, the factor of the autoencoder")
+    labels = torch.tensor(listing.labels)
+    counts = labels.bincount(minlength=len(listing.class_names)).tolist()
+    names = "\n".join(listing.members).encode(errors="surrogateescape")
     return Manifest(
         latents=space,
         source=str(listing.path),
-        pictures=hashlib.sha256("\n".join(listing.members).encode(errors="surrogateescape")).hexdigest(),
+        pictures=hashlib.sha256(names).hexdigest(),
         count=len(listing.members),
         classes=dict(zip(listing.class_names, counts, strict=False)),  # without classes: one count, no name
         class_hash=class_hash(listing.class_names),
@@ -59,65 +61,80 @@ def encode(
 ) -> Manifest:
     """Encode the shards missing from `folder`, divided over all processes; return the finished manifest.
 
-    Existing shards are read and compared with their checksums; damaged ones are encoded again. A folder with latents of
-    other images or settings is refused.
+    Existing shards are read and compared with their checksums; damaged ones are encoded again.
+
+    Raises:
+        UserError: `folder` is below the images, has latents of other images or settings, or the disk is too small.
     """
     if folder.resolve().is_relative_to(listing.path.resolve()):
-        raise UserError(f"{folder} is the images' own folder, or in it: choose another one for the latents")
+        raise UserError(f"cannot store latents in {folder}: it is the images' own folder or in it; choose another one")
     check_writable(folder, folder=True)
     processes.check_shared(folder)
     images = OnDisk(listing, list(range(manifest.count)), manifest.image_size, channels=3)
     if processes.size > 1:
-        few = crc32(images[subset(images, COMPARED, "compared")][0], 1).tolist()
-        processes.check_same(f"settings or images of {listing.path}", [manifest.fingerprint, few])
+        compared = images.stored(subset(images, COMPARED, "compared"))
+        checksums = crc32(compared, 1).tolist()
+        processes.check_same(f"settings or images of {listing.path}", [manifest.fingerprint, checksums])
     with claimed(folder, first=processes.is_main):
         if processes.is_main:
             remove_remains(folder)  # before any process of this program writes
-        missing = _missing(images, manifest, folder, processes)
+        missing = _find_missing(images, manifest, folder, processes)
         if processes.is_main and missing:
             manifest.write(folder)
-        mine = missing[processes.rank :: processes.size]
-        _encode_shards(images, manifest, autoencoder, folder, mine, workers, processes)
+        own = missing[processes.rank :: processes.size]
+        _encode_shards(images, manifest, autoencoder, folder, own, workers, processes)
         processes.wait()
         if processes.is_main:
-            write_labels(folder, images.labels)
-            numbers, rgb = statistics(list(read_sums(folder, manifest)))
-            # written last: statistics mark the latents as complete
-            replace(manifest, latents=replace(manifest.latents, rgb=rgb), statistics=numbers).write(folder)
+            _complete(images, manifest, folder)
         processes.wait()
     return read(folder)
 
 
-def _missing(images: OnDisk, manifest: Manifest, folder: Path, processes: Processes) -> list[int]:
+def _complete(images: OnDisk, manifest: Manifest, folder: Path) -> None:
+    """Write the labels, and the manifest with the statistics of all shards."""
+    write_labels(folder, images.labels)
+    sums = list(read_sums(folder, manifest))
+    numbers, rgb = statistics(sums)
+    latents = replace(manifest.latents, rgb=rgb)
+    # Written last: statistics mark the latents as complete.
+    replace(manifest, latents=latents, statistics=numbers).write(folder)
+
+
+def _find_missing(images: OnDisk, manifest: Manifest, folder: Path, processes: Processes) -> list[int]:
     """Return the shards to encode; each process first verifies its share of the existing ones, then their images."""
     manifest.check_continues(folder)
-    shards = range(len(manifest.shards))
-    checksums = _verified(images, manifest, folder, shards[processes.rank :: processes.size])
+    numbers = range(len(manifest.shards))
+    checksums = _verify_shards(images, manifest, folder, numbers[processes.rank :: processes.size])
     processes.wait()
-    missing = [k for k in shards if not (folder / manifest.shards[k][0]).exists()]
-    missing = processes.broadcast(missing)  # other processes may list them later, when this one has written some
+    missing = [k for k in numbers if not (folder / manifest.shards[k].name).exists()]
+    missing = processes.broadcast(missing)  # another process may list them later, after this one has written some
     row_bytes = 2 * math.prod(manifest.row)
-    needed, free = len(missing) * min(manifest.shard_size, manifest.count) * row_bytes, shutil.disk_usage(folder).free
+    needed = len(missing) * min(manifest.shard_size, manifest.count) * row_bytes
+    free = shutil.disk_usage(folder).free
     if free < needed:
-        raise UserError(f"{folder}: the latents need {needed / 2**30:.1f} GiB, the disk has {free / 2**30:.1f}")
-    _check_images(images, manifest, folder, checksums, 1 if not missing else manifest.shard_size)
+        raise UserError(
+            f"{folder}: the latents need {needed / 2**30:.1f} GiB, but {free / 2**30:.1f} GiB of the disk are free"
+        )
+    most = manifest.shard_size if missing else 1
+    _check_images(images, manifest, folder, checksums, most)
     return missing
 
 
-def _verified(images: OnDisk, manifest: Manifest, folder: Path, numbers: range) -> dict[int, Tensor]:
-    """Remove the damaged ones of these shards, with a remark; return the checksums of the others' images."""
+def _verify_shards(images: OnDisk, manifest: Manifest, folder: Path, numbers: range) -> dict[int, Tensor]:
+    """Remove damaged shards, with a remark; return the checksums of the images of the others, by shard."""
     checksums = {}
     for number in numbers:
         name, part = manifest.shards[number]
-        if not (folder / name).exists():
+        path = folder / name
+        if not path.exists():
             continue
-        if (folder / name).is_dir():
-            raise UserError(f"{folder / name} is a folder at the name of a shard: remove it")
+        if path.is_dir():
+            raise UserError(f"{path} is a folder with the name of a shard; remove it")
         try:
             pixels = check_shard(folder, manifest, number, images.labels[part.start : part.stop])
         except UserError as error:
-            print(f"{error}: it is made anew", file=sys.stderr)
-            (folder / name).unlink()
+            print(f"{error}; it is encoded again", file=sys.stderr)
+            path.unlink()
             continue
         if pixels is not None:
             checksums[number] = pixels
@@ -125,20 +142,21 @@ def _verified(images: OnDisk, manifest: Manifest, folder: Path, numbers: range) 
 
 
 def _check_images(images: OnDisk, manifest: Manifest, folder: Path, checksums: dict[int, Tensor], most: int) -> None:
-    """Raise a UserError if an image, of at most so many of each shard, is not the one that was encoded.
+    """Raise a UserError if one of the first `most` images of a shard is not the image that was encoded.
 
-    All are compared if shards are to be added: these must not mix with shards of what the images once were. It takes as
-    long as decoding them. Otherwise the first ones tell other images of the same names.
+    If shards are missing, all images are compared, so that new shards do not mix with shards of older images; it takes
+    as long as decoding them. Otherwise the first images reveal other images of the same names.
     """
     shown = most > 1 and len(checksums) > 0
     for number, pixels in tqdm(checksums.items(), "comparing shards with their images", disable=not shown):
         name, part = manifest.shards[number]
         for start in range(0, min(most, len(part)), AT_ONCE):
             some = part[start : min(start + AT_ONCE, most)]
-            same = crc32(images[list(some)][0], 1) == pixels[start : start + len(some)]
+            same = crc32(images.stored(list(some)), 1) == pixels[start : start + len(some)]
             if not same.all():
-                image = f"{images.listing.path}: {images.listing.members[some[int(same.int().argmin())]]}"
-                raise UserError(f"{image} is another image than {folder / name} was made of: choose another folder")
+                first = some[int(same.int().argmin())]
+                image = f"{images.listing.path}: {images.listing.members[first]}"
+                raise UserError(f"{image} is not the image that was encoded to {folder / name}; choose another folder")
 
 
 def _encode_shards(
@@ -151,33 +169,42 @@ def _encode_shards(
     processes: Processes,
 ) -> None:
     """Encode and write these shards; one reader serves all, so that the next images are decoded meanwhile."""
-    parts = [manifest.shards[k][1] for k in numbers]
     step = manifest.batch_size
-    batches = [list(part[start : start + step]) for part in parts for start in range(0, len(part), step)]
+    batches: list[list[int]] = []
+    for number in numbers:
+        part = manifest.shards[number].images
+        for start in range(0, len(part), step):
+            batches.append(list(part[start : start + step]))
     stream = iter(DataLoader(images, sampler=batches, batch_size=None, num_workers=workers))
     total = sum(map(len, batches))
     with tqdm(total=total, unit="image", desc="encoding", disable=not processes.is_main) as bar:
-        for number, part in zip(numbers, parts, strict=True):
+        for number in numbers:
+            part = manifest.shards[number].images
             shard_batches = islice(stream, -(-len(part) // step))
-            write_shard(folder, manifest, number, *_encode_shard(shard_batches, part, manifest, autoencoder, bar))
+            shard = _encode_shard(shard_batches, part, manifest, autoencoder, bar)
+            write_shard(folder, manifest, number, shard)
 
 
 def _encode_shard(
     batches: Iterator[tuple[Tensor, Tensor]], numbers: range, manifest: Manifest, autoencoder: Autoencoder, bar: tqdm
-) -> tuple[Tensor, Tensor, Tensor, Sums]:
-    """Return moments (n, 2, 2c, h, w), labels (n,), CRC-32s of the images' pixels (n,) and the sums of a shard."""
-    count, first = len(numbers), numbers.start
+) -> Shard:
+    """Return the moments, labels, checksums and sums of the images at `numbers`, read from `batches`."""
+    count = len(numbers)
     moments = torch.empty(count, *manifest.row, dtype=getattr(torch, manifest.dtype))
-    labels, pixels = torch.empty(2, count, dtype=torch.int64)
-    sums, start = Sums(manifest.latents), 0
+    labels = torch.empty(count, dtype=torch.int64)
+    pixels = torch.empty(count, dtype=torch.int64)
+    sums = Sums(manifest.latents)
+    start = 0
     for images, batch_labels in batches:
-        part = slice(start, start := start + len(images))
+        end = start + len(images)
         for side, oriented in enumerate((images, images.flip(-1))):
-            moments[part, side] = autoencoder.encode(oriented).to("cpu", moments.dtype)
-        if not torch.isfinite(moments[part]).all():
-            which = f"latents of images {first + part.start} to {first + part.stop - 1}"
-            raise UserError(f"{which} are not finite in {manifest.dtype}: try --dtype bfloat16, in another folder")
-        labels[part], pixels[part] = batch_labels, crc32(images, 1)
-        sums.update(moments[part, 0], images)
+            moments[start:end, side] = autoencoder.encode(oriented).to("cpu", moments.dtype)
+        if not torch.isfinite(moments[start:end]).all():
+            which = f"latents of images {numbers.start + start} to {numbers.start + end - 1}"
+            raise UserError(f"{which} are not finite in {manifest.dtype}; try --dtype bfloat16, in another folder")
+        labels[start:end] = batch_labels
+        pixels[start:end] = crc32(images, 1)
+        sums.update(moments[start:end, 0], images)
         bar.update(len(images))
-    return moments, labels, pixels, sums
+        start = end
+    return Shard(moments, labels, pixels, sums)

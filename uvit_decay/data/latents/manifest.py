@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from einops import rearrange
@@ -29,6 +29,13 @@ CHECKSUM = "crc32"  # of all fields, stored beside them
 MOST_SHARDS = 1_000_000
 
 
+class ShardPlan(NamedTuple):
+    """File name of a shard, and the indices of its images."""
+
+    name: str
+    images: range
+
+
 @dataclass(frozen=True)
 class Manifest:
     """The description of a folder of latents.
@@ -36,11 +43,11 @@ class Manifest:
     Args:
         latents: the autoencoder and its normalisation; the linear map to RGB is set once all images are encoded.
         source: path of the images.
-        pictures: sha256 of the image names, in order; the key has its old name.
+        pictures: sha256 of the image names, in order (an old name of this key).
         count: number of images.
         image_size: height and width in pixels before encoding.
         classes: number of images of each class, by name, sorted; empty for images without classes.
-        class_list: name of the class list that selected them; null if all folders were taken.
+        class_list: name of the class list that selected the images; null if all folders were taken.
         class_hash: sha256 of the class names.
         dtype: dtype of the stored moments.
         precision: dtype of the autoencoder's computation.
@@ -81,23 +88,28 @@ class Manifest:
         return 2, 2 * self.latents.channels, self.size, self.size
 
     @cached_property
-    def shards(self) -> list[tuple[str, range]]:
-        """File name of each shard, and the indices of its images."""
+    def shards(self) -> list[ShardPlan]:
+        """File name and images of each shard."""
         number = math.ceil(self.count / self.shard_size)
-        starts = range(0, self.count, self.shard_size)
-        parts = (range(start, min(start + self.shard_size, self.count)) for start in starts)
-        return [(f"shard-{k:05d}-of-{number:05d}.safetensors", part) for k, part in enumerate(parts)]
+        shards = []
+        for k in range(number):
+            start = k * self.shard_size
+            end = min(start + self.shard_size, self.count)
+            shards.append(ShardPlan(f"shard-{k:05d}-of-{number:05d}.safetensors", range(start, end)))
+        return shards
 
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of the settings and the image names, stored in each shard."""
-        return hashlib.sha256(json.dumps(dict(_settings(self))).encode()).hexdigest()
+        text = json.dumps(dict(_settings(self)))
+        return hashlib.sha256(text.encode()).hexdigest()
 
     @property
     def content_hash(self) -> str:
-        """SHA-256 of `fingerprint` and of the statistics, which other images of the same names would change."""
+        """SHA-256 of `fingerprint` and the statistics, which other images of the same names would change."""
         statistics = None if self.statistics is None else asdict(self.statistics)
-        return hashlib.sha256(json.dumps([self.fingerprint, statistics]).encode()).hexdigest()
+        text = json.dumps([self.fingerprint, statistics])
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def write(self, folder: Path) -> None:
         """Replace the folder's manifest atomically."""
@@ -108,21 +120,27 @@ class Manifest:
         """Raise a UserError, with both values, if `folder` holds latents encoded with other settings."""
         if not (folder / NAME).exists():
             if any(folder.glob("shard-*")):
-                raise UserError(f"{folder} holds shards but no {NAME} with their settings: choose another folder")
+                raise UserError(f"{folder} has shards but no {NAME} with their settings; choose another folder")
             return
-        stored, ours = dict(_settings(read(folder, whole=False))), dict(_settings(self))
+        stored = dict(_settings(read(folder, whole=False)))
+        ours = dict(_settings(self))
         for name in (*ours, *stored):
             if ours.get(name) != stored.get(name):
-                actual, expected = str(stored.get(name))[:60], str(ours.get(name))[:60]
-                raise UserError(f"{folder}: was encoded with {name} {actual}, not {expected}: choose another folder")
+                actual = str(stored.get(name))[:60]
+                expected = str(ours.get(name))[:60]
+                raise UserError(
+                    f"{folder}: its latents were encoded with {name} {actual}, not {expected}; choose another folder"
+                )
 
 
 def _settings(manifest: Manifest) -> Iterator[tuple[str, object]]:
-    """Yield name and value of all that is fixed before the first image is encoded."""
+    """Yield name and value of each setting that is fixed before the first image is encoded."""
     for name, value in asdict(manifest.latents).items():
-        unset = name in PER_CHANNEL and value is None  # these fields are newer than the first shards
-        if name not in ("vae", "rgb") and not unset:  # sha256 identifies the weights, wherever they are stored
-            yield name, value
+        if name in ("vae", "rgb"):  # sha256 identifies the weights, wherever they are stored
+            continue
+        if name in PER_CHANNEL and value is None:  # these fields are newer than the first shards
+            continue
+        yield name, value
     for field in fields(manifest):
         if field.name not in ("latents", "source", "class_list", "statistics"):  # class_hash identifies the classes
             yield field.name, getattr(manifest, field.name)
@@ -132,26 +150,27 @@ def read(folder: Path, whole: bool = True) -> Manifest:
     """Return the manifest of a folder of latents; `whole` requires that all images are encoded."""
     path = folder / NAME
     if not path.is_file():
-        command = f"uvit-decay encode <images> {folder}"
-        raise UserError(f"{folder} holds no latents (no {NAME}): make them with {command}")
+        raise UserError(f"{folder} has no latents (no {NAME}); run uvit-decay encode <images> {folder}")
     values = read_json(path, dict[str, object])
-    if values.get("version") != VERSION:
-        raise UserError(f"{path} has layout version {values.get('version')}, this program reads {VERSION}")
+    version = values.get("version")
+    if version != VERSION:
+        raise UserError(f"{path} has layout version {version}, this program reads {VERSION}; encode the images again")
     if CHECKSUM in values and values.pop(CHECKSUM) != _crc32(values):
-        raise UserError(f"{path} is damaged: its {CHECKSUM} differs; only if you edited it, remove that field")
+        raise UserError(f"{path} is damaged: its {CHECKSUM} differs; only if you edited it, remove this field")
     manifest = typed(Manifest, values, str(path))
     if not 0 < manifest.count <= MOST_SHARDS * manifest.shard_size:
-        raise UserError(f"{path}: its count and shard_size do not agree: the file is damaged")
+        raise UserError(f"{path} is damaged: its count and shard_size do not agree; encode the images again")
     if manifest.class_hash != class_hash(manifest.class_names):
-        raise UserError(f"{path}: its classes and class_hash do not agree: the file is damaged")
+        raise UserError(f"{path} is damaged: its classes and class_hash do not agree; encode the images again")
     if whole and manifest.statistics is None:
-        done = sum((folder / name).exists() for name, _ in manifest.shards)
+        done = sum((folder / shard.name).exists() for shard in manifest.shards)
         raise UserError(f"{folder}: {done} of {len(manifest.shards)} shards are encoded; run the same command again")
     return manifest
 
 
 def _crc32(values: dict[str, Any]) -> int:
-    return zlib.crc32(json.dumps(values, sort_keys=True).encode())
+    text = json.dumps(values, sort_keys=True)
+    return zlib.crc32(text.encode())
 
 
 @dataclass(frozen=True)
@@ -170,15 +189,20 @@ class Sums:
     """
 
     def __init__(self, space: LatentSpace) -> None:
+        self.space = space
         rows = space.channels + 1
-        self.space, shapes = space, {"gram": (rows, rows), "cross": (rows, 3), "variance": (space.channels,)}
-        self.totals = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
+        self.totals = {
+            "gram": torch.zeros(rows, rows, dtype=torch.float64),
+            "cross": torch.zeros(rows, 3, dtype=torch.float64),
+            "variance": torch.zeros(space.channels, dtype=torch.float64),
+        }
 
     def update(self, moments: Tensor, images: Tensor) -> None:
         """Add a batch: moments (b, 2c, h, w) without the mirror images, and uint8 images (b, 3, H, W)."""
         x = rearrange(self.space.mean(moments).double(), "b c h w -> (b h w) c")
         x = torch.cat([x, x.new_ones(len(x), 1)], dim=1)
-        y = rearrange(avg_pool2d(to_float(images), self.space.factor).double(), "b c h w -> (b h w) c")
+        cells = avg_pool2d(to_float(images), self.space.factor).double()
+        y = rearrange(cells, "b c h w -> (b h w) c")
         self.totals["gram"] += x.T @ x
         self.totals["cross"] += x.T @ y
         log_variance = moments[:, self.space.channels :].double()
@@ -191,7 +215,8 @@ class Sums:
     @classmethod
     def from_json(cls, text: str, space: LatentSpace) -> Sums:
         """Return the sums of `to_json`; damaged text raises any error of json and torch, or a ValueError."""
-        sums, values = cls(space), json.loads(text)
+        values = json.loads(text)
+        sums = cls(space)
         for name, total in sums.totals.items():
             total += torch.tensor(values[name], dtype=torch.float64).reshape(total.shape)
             if not total.isfinite().all():
@@ -201,11 +226,17 @@ class Sums:
 
 def statistics(shards: Sequence[Sums]) -> tuple[Statistics, list[list[float]]]:
     """Return the statistics of all latents, and the linear map from (x, 1) to RGB, from the sums of all shards."""
-    parts = zip(*(sums.totals.values() for sums in shards), strict=True)
-    gram, cross, variance = (torch.stack(part).sum(0) for part in parts)
+    gram = _add(shards, "gram")
+    cross = _add(shards, "cross")
+    variance = _add(shards, "variance")
     channels = len(variance)
     cells = gram[channels, channels]
     mean = gram[channels, :channels] / cells
     std = ((gram.diagonal()[:channels] + variance) / cells - mean.square()).sqrt()
-    rgb = (torch.linalg.pinv(gram, hermitian=True) @ cross).tolist()
-    return Statistics(tuple(mean.tolist()), tuple(std.tolist())), rgb
+    rgb = torch.linalg.pinv(gram, hermitian=True) @ cross
+    return Statistics(tuple(mean.tolist()), tuple(std.tolist())), rgb.tolist()
+
+
+def _add(shards: Sequence[Sums], name: str) -> Tensor:
+    totals = [sums.totals[name] for sums in shards]
+    return torch.stack(totals).sum(0)

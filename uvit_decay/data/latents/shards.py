@@ -1,9 +1,14 @@
 """Shards: safetensors files of moments and labels, written atomically, memory-mapped and read row by row.
 
-A shard holds `moments` (n, 2, 2c, h, w), mean and log-variance of each image [i, 0] and of its mirror image [i, 1];
-`labels` int64 (n,); int64 CRC-32s: `rows` (n, 2) of the bytes of the moments, `pixels` (n,) of the encoded images; and,
-in its header, the sums over its images as JSON, its number and the fingerprint of its manifest. labels.safetensors
-holds the labels of all shards, so that shards are read only when needed. Shards without checksums are accepted.
+A shard contains these tensors:
+- `moments` (n, 2, 2c, h, w): mean and log-variance of each image [i, 0] and of its mirror image [i, 1];
+- `labels`, int64 (n,);
+- `rows`, int64 (n, 2): CRC-32s of the bytes of the moments;
+- `pixels`, int64 (n,): CRC-32s of the encoded images.
+
+Its header contains the sums over its images as JSON, its number and the fingerprint of its manifest.
+labels.safetensors contains the labels of all shards, so that shards are read only when needed. Shards without checksums
+are accepted.
 """
 
 from __future__ import annotations
@@ -11,8 +16,9 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,17 +29,31 @@ from uvit_decay.data.latents.manifest import Manifest, Sums
 from uvit_decay.runtime.errors import UserError, explained
 from uvit_decay.runtime.tensor_files import load_tensors, save_tensors
 
-SUMS, OWNER = "sums", "whose"  # names in the header
+SUMS = "sums"  # names in the header
+OWNER = "whose"
 LABELS = "labels.safetensors"
 
 
-def write_shard(
-    folder: Path, manifest: Manifest, number: int, moments: Tensor, labels: Tensor, pixels: Tensor, sums: Sums
-) -> None:
-    """Write a shard atomically: a process that is killed leaves either the whole file or none."""
-    tensors = {"moments": moments, "labels": labels, "pixels": pixels, "rows": crc32(moments, 2)}
-    metadata = {SUMS: sums.to_json(), OWNER: _owner(manifest, number)}
-    save_tensors(folder / manifest.shards[number][0], tensors, metadata)
+@dataclass
+class Shard:
+    """Contents of a shard to be written; see the module for the shapes."""
+
+    moments: Tensor
+    labels: Tensor
+    pixels: Tensor
+    sums: Sums
+
+
+def write_shard(folder: Path, manifest: Manifest, number: int, shard: Shard) -> None:
+    """Write a shard atomically: a process that is killed leaves either the whole file or no file."""
+    tensors = {
+        "moments": shard.moments,
+        "labels": shard.labels,
+        "pixels": shard.pixels,
+        "rows": crc32(shard.moments, 2),
+    }
+    metadata = {SUMS: shard.sums.to_json(), OWNER: _owner(manifest, number)}
+    save_tensors(folder / manifest.shards[number].name, tensors, metadata)
 
 
 def write_labels(folder: Path, labels: Tensor) -> None:
@@ -43,8 +63,10 @@ def write_labels(folder: Path, labels: Tensor) -> None:
 
 def crc32(values: Tensor, dims: int) -> Tensor:
     """Return the CRC-32 of the bytes at each index of the first `dims` dimensions, int64."""
-    rows = values.contiguous().view(torch.uint8).flatten(dims).flatten(0, dims - 1).numpy()
-    return torch.tensor([zlib.crc32(row) for row in rows], dtype=torch.int64).view(values.shape[:dims])
+    bytes_at = values.contiguous().view(torch.uint8).flatten(dims)
+    rows = bytes_at.flatten(0, dims - 1).numpy()
+    checksums = [zlib.crc32(row) for row in rows]
+    return torch.tensor(checksums, dtype=torch.int64).view(values.shape[:dims])
 
 
 def _owner(manifest: Manifest, number: int) -> str:
@@ -55,11 +77,13 @@ def _open(
     folder: Path, manifest: Manifest, number: int, verify: bool = False
 ) -> tuple[dict[str, str], dict[str, Tensor]]:
     """Return metadata and memory-mapped tensors of a shard; `verify` reads all of it to compare its checksums."""
-    name, part = manifest.shards[number]
-    metadata, tensors = load_tensors(folder / name, verify)
-    if metadata.get(OWNER, _owner(manifest, number)) != _owner(manifest, number):
-        raise UserError(f"{folder / name} is a shard of other latents, or from another place among these")
-    count = len(part)
+    plan = manifest.shards[number]
+    path = folder / plan.name
+    metadata, tensors = load_tensors(path, verify)
+    owner = _owner(manifest, number)
+    if metadata.get(OWNER, owner) != owner:
+        raise UserError(f"{path} is a shard of other latents, or another shard of these latents")
+    count = len(plan.images)
     expected = {
         "moments": (getattr(torch, manifest.dtype), (count, *manifest.row)),
         "labels": (torch.int64, (count,)),
@@ -67,38 +91,48 @@ def _open(
         "rows": (torch.int64, (count, 2)),
     }
     for key in {"moments", "labels"} | tensors.keys():
-        actual = (tensors[key].dtype, tuple(tensors[key].shape)) if key in tensors else None
+        actual = None
+        if key in tensors:
+            actual = (tensors[key].dtype, tuple(tensors[key].shape))
         if actual != expected.get(key):
-            raise UserError(f"{folder / name} holds {key} {actual}, the manifest says {expected.get(key)}")
+            raise UserError(f"{path} has {key} {actual}, but according to the manifest {expected.get(key)}")
     return metadata, tensors
 
 
 def check_shard(folder: Path, manifest: Manifest, number: int, labels: Tensor) -> Tensor | None:
     """Verify a whole shard; return the checksums (n,) of its images' pixels, or None if it has none."""
-    path = folder / manifest.shards[number][0]
+    path = folder / manifest.shards[number].name
     metadata, tensors = _open(folder, manifest, number, verify=True)
     if not torch.equal(tensors["labels"], labels):
         raise UserError(f"{path} has labels of other images")
     if not tensors["moments"].isfinite().all():
-        raise UserError(f"{path} holds moments that are not finite")
-    _sums(path, manifest, metadata)
+        raise UserError(f"{path} has moments that are not finite")
+    _parse_sums(path, manifest, metadata)
     return tensors.get("pixels")
 
 
 def read_sums(folder: Path, manifest: Manifest) -> Iterator[Sums]:
     """Yield the sums of each shard in order; raise a UserError if a shard cannot be read."""
-    for number, (name, _) in enumerate(manifest.shards):
-        yield _sums(folder / name, manifest, _open(folder, manifest, number)[0])
+    for number, shard in enumerate(manifest.shards):
+        metadata, _ = _open(folder, manifest, number)
+        yield _parse_sums(folder / shard.name, manifest, metadata)
 
 
-def _sums(path: Path, manifest: Manifest, metadata: dict[str, str]) -> Sums:
+def _parse_sums(path: Path, manifest: Manifest, metadata: dict[str, str]) -> Sums:
     errors = (KeyError, TypeError, ValueError, RuntimeError, RecursionError)
-    with explained(f"{path} has no sums that can be read", *errors):
+    with explained(f"{path} has no readable sums", *errors):
         return Sums.from_json(metadata[SUMS], manifest.latents)
 
 
+class _MappedShard(NamedTuple):
+    """Moments of a shard as memory-mapped bytes (n, 2, bytes of a row), and their checksums (n, 2), if any."""
+
+    moments: np.ndarray
+    checksums: np.ndarray | None
+
+
 class LatentSet(ImageSet):
-    """The moments in a folder of latents: stored dtype, (b, 2c, h, w), and int64 labels (b,). Rows are read on demand.
+    """The moments in a folder of latents: stored dtype, (b, 2c, h, w), and int64 labels (b,); read on demand.
 
     Args:
         folder: the folder of latents.
@@ -109,56 +143,68 @@ class LatentSet(ImageSet):
     def __init__(self, folder: Path, manifest: Manifest, verify: bool = True) -> None:
         self.folder, self.manifest, self.verify = folder, manifest, verify
         self.labels = self._labels()
-        for name, part in manifest.shards:
-            path = folder / name
-            if not path.is_file() or path.stat().st_size < 2 * len(part) * math.prod(manifest.row):  # 2 bytes each
-                raise UserError(f"{path} is missing or truncated: run the same encode command again")
-        self._shards: dict[int, tuple[np.ndarray, np.ndarray | None]] = {}
+        row_bytes = 2 * math.prod(manifest.row)  # two bytes per number
+        for shard in manifest.shards:
+            path = folder / shard.name
+            if not path.is_file() or path.stat().st_size < len(shard.images) * row_bytes:
+                raise UserError(f"{path} is missing or truncated; run the same encode command again")
+        self._shards: dict[int, _MappedShard] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_shards": {}}  # not pickled: worker processes map the files again
 
     def _labels(self) -> Tensor:
-        """Return all labels (count,); raise a UserError unless the count of each class is that of the manifest."""
+        """Return all labels (count,); raise a UserError unless each class has as many as in the manifest."""
         path, manifest = self.folder / LABELS, self.manifest
-        labels = load_tensors(path)[1].get("labels", torch.empty(0))
+        _, tensors = load_tensors(path)
+        labels = tensors.get("labels", torch.empty(0))
         counts = list(manifest.classes.values()) or [manifest.count]
-        whole = labels.dtype == torch.int64 and labels.shape == (manifest.count,)
-        inside = whole and int(labels.min()) >= 0 and int(labels.max()) < len(counts)
-        if not inside or labels.bincount(minlength=len(counts)).tolist() != counts:
-            raise UserError(f"{path} has other labels than the manifest counts: run the same encode command again")
+        fits = labels.dtype == torch.int64 and labels.shape == (manifest.count,)
+        if fits:
+            fits = int(labels.min()) >= 0 and int(labels.max()) < len(counts)
+        if not fits or labels.bincount(minlength=len(counts)).tolist() != counts:
+            raise UserError(f"{path}: its labels do not match the manifest; run the same encode command again")
         return labels.clone()  # a copy, not a memory map of the file
 
-    def _shard(self, number: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return a shard's moments as memory-mapped bytes (n, 2, bytes of a row) and their checksums (n, 2) or None."""
+    def _shard(self, number: int) -> _MappedShard:
+        """Return a shard, which is opened when it is needed for the first time."""
         if number not in self._shards:
-            _, tensors = _open(self.folder, self.manifest, number)
-            name, part = self.manifest.shards[number]
-            if not torch.equal(tensors["labels"], self.labels[part.start : part.stop]):
-                raise UserError(f"{self.folder / name} and {LABELS} disagree on the labels")
-            checksums = tensors["rows"].numpy() if self.verify and "rows" in tensors else None
-            self._shards[number] = tensors["moments"].view(torch.uint8).flatten(2).numpy(), checksums
+            self._shards[number] = self._map(number)
         return self._shards[number]
+
+    def _map(self, number: int) -> _MappedShard:
+        _, tensors = _open(self.folder, self.manifest, number)
+        name, images = self.manifest.shards[number]
+        if not torch.equal(tensors["labels"], self.labels[images.start : images.stop]):
+            raise UserError(f"{self.folder / name} and {LABELS} disagree on the labels; encode the images again")
+        checksums = None
+        if self.verify and "rows" in tensors:
+            checksums = tensors["rows"].numpy()
+        moments = tensors["moments"].view(torch.uint8).flatten(2)
+        return _MappedShard(moments.numpy(), checksums)
 
     def _rows(self, indices: list[int], sides: list[int]) -> Tensor:
         """Return the moments of these images, of the image itself (side 0) or its mirror image (side 1)."""
-        rows = np.empty((len(indices), 2 * math.prod(self.manifest.row[1:])), np.uint8)
+        shape = self.manifest.row[1:]
+        rows = np.empty((len(indices), 2 * math.prod(shape)), np.uint8)
         for row, index, side in zip(rows, indices, sides, strict=True):
             number, i = divmod(index, self.manifest.shard_size)
-            moments, checksums = self._shard(number)
-            row[:] = moments[i, side]
-            if checksums is not None and zlib.crc32(row) != checksums[i, side]:
-                name = self.manifest.shards[number][0]
-                raise UserError(f"{self.folder / name} is damaged in row {i}: run the same encode command again")
-        return torch.from_numpy(rows).view(getattr(torch, self.manifest.dtype)).unflatten(1, self.manifest.row[1:])
+            shard = self._shard(number)
+            row[:] = shard.moments[i, side]
+            if shard.checksums is not None and zlib.crc32(row) != shard.checksums[i, side]:
+                path = self.folder / self.manifest.shards[number].name
+                raise UserError(f"{path} is damaged in row {i}; run the same encode command again")
+        dtype = getattr(torch, self.manifest.dtype)
+        return torch.from_numpy(rows).view(dtype).unflatten(1, shape)
 
     def __getitem__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        return self._rows(indices, [0] * len(indices)), self.labels[indices]
+        originals = [0] * len(indices)
+        return self._rows(indices, originals), self.labels[indices]
 
     def content_hash(self) -> str:
-        """Return the SHA-256 of the manifest's settings, image names and statistics, in any folder."""
+        """Return the SHA-256 of the manifest's settings, image names and statistics; the folder does not count."""
         return self.manifest.content_hash
 
     def mirrored(self, indices: list[int], mirror: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the mirror images' moments where `mirror` is True; flipped latents would decode to other images."""
+        """Return the moments of the mirror image where `mirror` is True; flipped latents decode to other images."""
         return self._rows(indices, mirror.long().tolist()), self.labels[indices]
