@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from uvit_decay.tasks.utilisation import counted_flops
+from uvit_decay.tasks.utilisation import count_flops
 
 Run = Callable[[], object]
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
@@ -93,7 +93,7 @@ def matrix_rate(clock: Clock, precision: str, size: int) -> float:
 def model_flops(run: Run) -> int:
     """Return the FLOPs of the matrix products, attentions and convolutions in a call, on any device, meta included."""
     with sdpa_kernel(SDPBackend.MATH):  # others compute products of the forward pass again in the backward pass
-        return counted_flops(run)
+        return count_flops(run)
 
 
 def added_memory(run: Run, device: torch.device) -> int | None:

@@ -21,11 +21,11 @@ from uvit_decay.diffusion.samplers import SAMPLERS
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
 from uvit_decay.nn import SiT
 from uvit_decay.samples import Samples
-from uvit_decay.tasks import DiffusionTask, base
+from uvit_decay.tasks import DiffusionTask, finite
 
 META = torch.device("meta")
 LOGGED = {
-    "tasks/base.py raise_if_not_finite: reads a number": 1,
+    "tasks/finite.py raise_if_not_finite: reads a number": 1,
     "tasks/base.py on_train_batch_end: reads a number": 1,  # the loss, for the progress bar
 }
 TASKS = {
@@ -62,7 +62,7 @@ def waits_of_steps(folder, task, ema=True, save_at=10_000, **options):
     options |= {"log_every_n_steps": 2, "enable_progress_bar": True}
     trainer = tiny_trainer(folder, *callbacks, LambdaCallback(on_train_batch_start=count), max_steps=4, **options)
     with pytest.MonkeyPatch.context() as patch, waits:
-        patch.setattr(base, "NEVER", 1)  # as every number of this device is
+        patch.setattr(finite, "NEVER", 1)  # as every number of this device is
         for kind in ("fused", "foreach"):  # torch has both for meta tensors, but does not offer them
             patch.setattr(sys.modules[Optimizer.__module__], f"_get_{kind}_kernels_supported_devices", lambda: ["meta"])
         trainer.fit(task, Digits(32))
@@ -78,9 +78,9 @@ def test_a_training_step_waits_for_the_device_where_it_is_logged(name, tmp_path)
 
 
 def test_a_checkpoint_waits_for_three_checks(tmp_path):
-    guard = "tasks/base.py raise_if_not_finite: reads a number"
+    guard = "tasks/finite.py raise_if_not_finite: reads a number"
     saved = waits_of_steps(tmp_path, tiny_task(), save_at=3)[2]
-    assert saved == {guard: 1, "tasks/base.py check_finite: reads a number": 2}
+    assert saved == {guard: 1, "tasks/finite.py check_finite: reads a number": 2}
 
 
 def away(**changes) -> Samples:

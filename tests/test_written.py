@@ -21,7 +21,7 @@ from uvit_decay.data.latents import manifest
 from uvit_decay.data.latents.shards import LatentSet
 from uvit_decay.evaluation.feature_store import StatisticsFile
 from uvit_decay.hub.earlier import list_replaceable
-from uvit_decay.tasks.resumption.settings import differences
+from uvit_decay.tasks.resumption.settings import compare_settings
 
 VERSIONS = sorted((ROOT / "tests" / "written").glob("*.tar.xz"))
 NETWORKS = ("uvit", "sit", "mae")
@@ -105,7 +105,7 @@ def test_runs_resume_with_their_saved_configuration(files, expected, name, tmp_p
     (resumed,) = tmp_path.rglob("last.ckpt")
     assert load(resumed).card.step == 6
     before, after = (read_training_checkpoint(path)["settings"] for path in (files / name / "last.ckpt", resumed))
-    changed = {change.name for change in differences(before, after)} - {"data.path"}
+    changed = {change.name for change in compare_settings(before, after)} - {"data.path"}
     assert changed == {"trainer.max_steps"}
     np.testing.assert_allclose(output(name, resumed, "raw"), expected[f"{name}_resumed"], **RESUMED)
 

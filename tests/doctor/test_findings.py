@@ -13,9 +13,9 @@ from uvit_decay.callbacks import EMA, GenerationMetrics, LastCheckpoint, Preview
 from uvit_decay.commands.nodes import check_nodes
 from uvit_decay.data import Digits, Latents
 from uvit_decay.doctor import Finding, Report, Run
-from uvit_decay.doctor.cost import checkpoint_bytes, disk, kept_checkpoints, length, memory
-from uvit_decay.doctor.environment import weights
-from uvit_decay.doctor.rehearsal import Measured, Rehearsal
+from uvit_decay.doctor.cost import check_disk, check_memory, checkpoint_bytes, count_checkpoints, estimate_length
+from uvit_decay.doctor.environment import check_weights
+from uvit_decay.doctor.rehearsal import Measurements, Rehearsal
 from uvit_decay.metrics import Inception
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}
@@ -42,15 +42,15 @@ def test_a_report_counts_and_exits_by_its_errors(capsys):
 def test_networks_that_are_not_here_are_named(tmp_path, encoded, monkeypatch):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     callback = GenerationMetrics(Inception())
-    (missing,) = weights(run_of(tmp_path, callback))
+    (missing,) = check_weights(run_of(tmp_path, callback))
     assert missing.level == "warning"
     assert missing.text.startswith(f"GenerationMetrics needs Inception's weights ({tmp_path}/hub/checkpoints/")
 
     latents = run_of(tmp_path, callback, data=Latents(str(encoded)))
-    assert len(list(weights(latents))) == 1  # the autoencoder is a folder, and there
+    assert len(list(check_weights(latents))) == 1  # the autoencoder is a folder, and there
     object.__setattr__(latents.data.latents, "vae", "somebody/no-such-vae")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert [finding.level for finding in weights(latents)] == ["warning", "error"]
+    assert [finding.level for finding in check_weights(latents)] == ["warning", "error"]
 
 
 @pytest.mark.parametrize("callbacks", [[EMA(0.9)], []])
@@ -71,15 +71,15 @@ def test_the_size_of_a_checkpoint_includes_what_the_task_holds_beside_its_networ
 
 
 def test_checkpoints_that_stay_are_counted():
-    assert kept_checkpoints([LastCheckpoint(keep_every_n_steps=100)], 250, 1000) == 1 + 8  # 300 to 1000
-    assert kept_checkpoints([LastCheckpoint()], 0, math.inf) == 2  # last.ckpt and previous.ckpt
-    assert kept_checkpoints([LastCheckpoint(100, keep_last=3)], 0, 1000) == 3
-    assert kept_checkpoints([], 0, 1000) == 0
+    assert count_checkpoints([LastCheckpoint(keep_every_n_steps=100)], 250, 1000) == 1 + 8  # 300 to 1000
+    assert count_checkpoints([LastCheckpoint()], 0, math.inf) == 2  # last.ckpt and previous.ckpt
+    assert count_checkpoints([LastCheckpoint(100, keep_last=3)], 0, 1000) == 3
+    assert count_checkpoints([], 0, 1000) == 0
 
 
 def test_a_run_without_an_end_that_keeps_checkpoints_is_a_warning(tmp_path):
     run = run_of(tmp_path, LastCheckpoint(keep_every_n_steps=10), max_steps=-1)
-    assert [finding.level for finding in disk(run, Measured())] == ["warning", "ok"]
+    assert [finding.level for finding in check_disk(run, Measurements())] == ["warning", "ok"]
 
 
 @pytest.mark.parametrize(
@@ -87,14 +87,14 @@ def test_a_run_without_an_end_that_keeps_checkpoints_is_a_warning(tmp_path):
     [(0.5, "ok", ""), (0.95, "warning", "--data.device_batch_size 8"), (1.5, "error", "--data.device_batch_size 8")],
 )
 def test_memory_against_the_device(tmp_path, share, level, flag):
-    found = Measured(limit=2**30, peak=int(share * 2**30), images=16)
-    (finding,) = memory(run_of(tmp_path), found)
+    found = Measurements(limit=2**30, peak=int(share * 2**30), images=16)
+    (finding,) = check_memory(run_of(tmp_path), found)
     assert finding.level == level
     assert finding.flag.startswith(flag)
 
 
 def test_a_run_without_an_end_is_a_note(tmp_path):
-    (finding,) = length(run_of(tmp_path), Measured(step=1.0, epoch=44))
+    (finding,) = estimate_length(run_of(tmp_path), Measurements(step=1.0, epoch=44))
     assert (finding.level, finding.flag) == ("note", "--trainer.max_steps")
 
 
@@ -107,7 +107,7 @@ def test_callbacks_are_counted_as_they_run(tmp_path, every, epochs, at_end, time
     rehearsal = Rehearsal(run)
     rehearsal.found.epoch, rehearsal.found.total = 12, 24
     run.trainer.fit(run.task, run.data)
-    assert len(seen) == rehearsal._times(callback) == times
+    assert len(seen) == rehearsal._count_times(callback) == times
 
 
 def counted(monkeypatch, devices, nodes, environment):

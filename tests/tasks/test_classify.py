@@ -81,20 +81,20 @@ def test_the_loss_is_the_soft_cross_entropy_of_mixed_images():
 
 def test_branches_are_dropped_more_often_the_deeper_they_are_and_per_image():
     task = ClassifyTask(small_vit(depth=5), drop_path=0.4)
-    kept = task.kept(batch(4000, total=4000)._replace(images=torch.empty(4000, 1)))
+    kept = task.draw_factors(batch(4000, total=4000)._replace(images=torch.empty(4000, 1)))
     rates = [0.0, 0.0, 0.1, 0.1, 0.2, 0.2, 0.3, 0.3, 0.4, 0.4]  # timm: linspace over blocks, both branches alike
     assert kept.shape == (10, 4000)
     assert (kept == 0).double().mean(dim=1).tolist() == pytest.approx(rates, abs=0.03)
     for row, rate in zip(kept, rates, strict=True):
         assert row[row > 0].tolist() == pytest.approx([1 / (1 - rate)] * int((row > 0).sum()))
-    half = task.kept(batch(2000, number=0, total=4000)._replace(images=torch.empty(2000, 1)))
-    whole = task.kept(batch(4000, number=0, total=4000)._replace(images=torch.empty(4000, 1)))
+    half = task.draw_factors(batch(2000, number=0, total=4000)._replace(images=torch.empty(2000, 1)))
+    whole = task.draw_factors(batch(4000, number=0, total=4000)._replace(images=torch.empty(4000, 1)))
     assert torch.equal(half, whole[:, :2000])
 
 
 def test_branches_are_dropped_in_training_only():
     task, part = ClassifyTask(small_vit(), drop_path=0.5), batch()
-    kept, every = task.kept(part), torch.ones(4, 8)
+    kept, every = task.draw_factors(part), torch.ones(4, 8)
     assert (kept == 0).any()
     for stage, factors in (("train", kept), ("val", every)):
         expected = torch.nn.functional.cross_entropy(task.net(part.images, factors), part.labels)

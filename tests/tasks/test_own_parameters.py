@@ -186,6 +186,27 @@ def test_two_processes_train_them_as_one_does(programs, tmp_path):
             torch.testing.assert_close(first[key], value, rtol=0, atol=2e-3, msg=f"{name} {key}")
 
 
+def message_of_an_unused_one(folder, rank):
+    """Return the errors of two strategies about a parameter that no loss uses."""
+    messages = []
+    for strategy in ("ddp", Sharded()):
+        task = projected()
+        task.unused = nn.Linear(2, 2, bias=False)
+        trainer = tiny_trainer(folder, max_steps=3, strategy=strategy, devices=2)
+        with raises_user_error("task.unused.weight", "requires_grad_(False)") as caught:
+            trainer.fit(task, Digits(32))
+        messages.append(str(caught.value))
+        assert trainer.global_step == 0
+    return messages
+
+
+@pytest.mark.slow
+def test_a_parameter_without_a_gradient_is_named_in_the_first_step(programs, tmp_path):
+    first, second = on_two_processes(programs, partial(message_of_an_unused_one, tmp_path), tmp_path)
+    assert first == second
+    assert len(first) == 2
+
+
 def test_the_optimizer_of_a_task_without_them_has_the_groups_of_its_network(tmp_path):
     task = tiny_task()
     assert own_parameters(task) == []

@@ -18,7 +18,7 @@ from uvit_decay.callbacks import BestCheckpoint, LastCheckpoint
 from uvit_decay.commands import cli
 from uvit_decay.data import Digits
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.tasks.resumption.files import Checkpoints, names, newest, rotate
+from uvit_decay.tasks.resumption.files import Checkpoints, find_newest, list_names, rotate
 
 TINY = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.limit_val_batches=0", "--trainer.log_every_n_steps=1"]
 TINY += ['--trainer.callbacks=[{"class_path": "LastCheckpoint", "init_args": {"every_n_steps": 2}}]']
@@ -79,7 +79,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_the_run_ends_the_
     half.fit(tiny_task(), Digits(32))
     damage(tmp_path / "lightning_logs" / "version_0" / "checkpoints" / "last.ckpt")
     rest, trainer = tiny_task(), tiny_trainer(tmp_path, max_steps=8, logger=CSVLogger(tmp_path))
-    found = newest(name, {}, (), trainer.loggers, tmp_path, Checkpoints())
+    found = find_newest(name, {}, (), trainer.loggers, tmp_path, Checkpoints())
     (line,) = [text for text in caplog.messages if "ckpt_path" in text]
     assert line.startswith("warning: ")
     find_line(line, "version_0/checkpoints/last.ckpt", "version_0/checkpoints/previous.ckpt", "step 2")
@@ -121,7 +121,7 @@ def test_runs_are_ordered_by_number_and_files_by_step(trained, tmp_path):
     (tmp_path / "version_11").mkdir()
     (tmp_path / "version_x").mkdir()
     for expected in (first, second, third, fourth, fifth, None):
-        assert newest("auto", {}, (), [CSVLogger(tmp_path, name="")], tmp_path, Checkpoints()) == expected
+        assert find_newest("auto", {}, (), [CSVLogger(tmp_path, name="")], tmp_path, Checkpoints()) == expected
         if expected:
             expected.unlink()
 
@@ -149,7 +149,7 @@ def test_a_kill_between_any_two_renames_leaves_the_newest_under_a_known_name(tmp
                 rotate(tmp_path, keep)
             except Killed:
                 assert number == 7
-            kept = [int((tmp_path / name).read_text()) for name in names(keep) if (tmp_path / name).exists()]
+            kept = [int((tmp_path / name).read_text()) for name in list_names(keep) if (tmp_path / name).exists()]
             assert kept == sorted(kept, reverse=True)
             assert kept[0] == number
             assert len(kept) >= min(keep, number + 1)
@@ -167,7 +167,7 @@ def rank_of_two(folder, rank):
         best = BestCheckpoint("val/loss")
         trainer = tiny_trainer(place, best, max_steps=6, val_check_interval=6, **options)
         try:
-            found, task = newest("auto", {}, (), trainer.loggers, place, Checkpoints()), tiny_task()
+            found, task = find_newest("auto", {}, (), trainer.loggers, place, Checkpoints()), tiny_task()
             task.start = found and (str(found), 4)
             trainer.fit(task, Digits(32), ckpt_path=found)
             said.append(f"{trainer.ckpt_path.name} to {trainer.global_step}, best at {best.step}")

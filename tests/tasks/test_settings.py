@@ -7,7 +7,7 @@ from conftest import refused, tiny_net, tiny_task, tiny_trainer, train
 from refusals import raises_user_error
 
 from uvit_decay.data import Images
-from uvit_decay.tasks.resumption.settings import DECIDES, FORMS, allows, differences, effect, same_run
+from uvit_decay.tasks.resumption.settings import DECIDES, FORMS, allows, compare_settings, find_effect, is_same_run
 
 TINY = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.callbacks=[]", "--trainer.limit_val_batches=0"]
 
@@ -48,11 +48,11 @@ def test_which_settings_decide_how_training_goes_on():
     free += " trainer.precision trainer.log_every_n_steps trainer.callbacks.Preview.rows trainer.logger.save_dir"
     free += " data.path data.num_workers data.device_batch_size model.compile model.sampling.steps ckpt_path"
     free += " model.net.init trainer.callbacks.EMAs.decay"
-    assert DECIDES not in map(effect, free.split())
+    assert DECIDES not in map(find_effect, free.split())
     bound = "seed_everything data.batch_size data.flip data.classes data.class_path model.optim.lr model.net.dim"
     bound += " model.label_dropout trainer.callbacks.EMA.decay trainer.gradient_clip_val"
-    assert {effect(name) for name in bound.split()} == {DECIDES}
-    assert effect("model.optim.optimizer") == effect("model.frozen") == FORMS
+    assert {find_effect(name) for name in bound.split()} == {DECIDES}
+    assert find_effect("model.optim.optimizer") == find_effect("model.frozen") == FORMS
 
 
 def test_a_setting_or_a_group_or_all_may_be_allowed():
@@ -60,17 +60,17 @@ def test_a_setting_or_a_group_or_all_may_be_allowed():
     assert allows(["all"], "seed_everything")
     assert not allows(["model.optim.lr"], "model.optim.lr_scale")
     before, now = {"model.optim.lr": 1.0, "data.batch_size": 4}, {"model.optim.lr": 2.0, "data.batch_size": 4}
-    assert not same_run(before, now)
-    assert same_run(before, now, ["model.optim"])
+    assert not is_same_run(before, now)
+    assert is_same_run(before, now, ["model.optim"])
 
 
 @pytest.mark.parametrize("name", ["model.init_from", "model.net.zero_init"])
 def test_a_run_that_began_otherwise_is_another_but_goes_on_if_it_is_named(name):
     before = {"model.optim.lr": 1.0, name: None}
-    assert effect(name) != DECIDES
-    assert same_run(before, dict(before))
-    assert not same_run(before, {**before, name: "true"})
-    assert same_run(before, {**before, name: "true"}, [name])
+    assert find_effect(name) != DECIDES
+    assert is_same_run(before, dict(before))
+    assert not is_same_run(before, {**before, name: "true"})
+    assert is_same_run(before, {**before, name: "true"}, [name])
 
 
 def test_a_default_of_the_optimizer_that_is_written_out_does_not_differ():
@@ -80,15 +80,15 @@ def test_a_default_of_the_optimizer_that_is_written_out_does_not_differ():
     def stored(*values):
         return {f"model.optim.{name}": value for name, value in zip(names, values, strict=False)}
 
-    assert differences(stored(2e-4, 2500, None, None), stored(None, None, None, None)) == []
-    assert differences(stored(None, None, 1e-3, 5.0), stored(None, None, 1e-3, 5.0)) == []
-    (change,) = differences(stored(2e-4, 2500, None, None), stored(1e-3, None, None, None))
+    assert compare_settings(stored(2e-4, 2500, None, None), stored(None, None, None, None)) == []
+    assert compare_settings(stored(None, None, 1e-3, 5.0), stored(None, None, 1e-3, 5.0)) == []
+    (change,) = compare_settings(stored(2e-4, 2500, None, None), stored(1e-3, None, None, None))
     assert str(change) == "model.optim.lr 0.001 (was 0.0002)"
 
 
 def test_an_option_that_came_later_had_its_default():
     before = {"trainer.callbacks.EMA.class_path": "uvit_decay.callbacks.EMA", "trainer.callbacks.EMA.decay": 0.9}
     now = {**before, "trainer.callbacks.EMA.ramp": True}
-    assert differences(before, now) == []
-    (change,) = differences(before, {**now, "trainer.callbacks.EMA.ramp": False})
+    assert compare_settings(before, now) == []
+    (change,) = compare_settings(before, {**now, "trainer.callbacks.EMA.ramp": False})
     assert str(change) == "trainer.callbacks.EMA.ramp False (was True)"

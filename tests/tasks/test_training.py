@@ -197,7 +197,7 @@ def test_nothing_is_saved_after_a_bad_loss_or_with_bad_weights(tmp_path, what):
     trainer = tiny_trainer(tmp_path, max_steps=3, log_every_n_steps=0)
     trainer.fit(task, Digits(32))
     if what == "loss is":
-        task._bad_step = torch.tensor(3)
+        task._guard.bad_step = torch.tensor(3)
     else:
         task.net.norm.weight.data[0] = float("inf")
     with raises_user_error(what, "step 3"):

@@ -147,3 +147,17 @@ def test_a_task_that_reads_states_by_hooks_has_a_utilisation(tmp_path, monkeypat
     trainer.fit(Hooked(tiny_net()), Digits(32))
     assert trainer.callback_metrics["train/mfu"] > 0
     assert not [message for message in caplog.messages if "no train/mfu" in message]
+
+
+class HookedByValue(Hooked):
+    """A task whose hook reads a value, which the meta device has not."""
+
+    def keep(self, module, inputs, output) -> None:
+        assert float(output.sum()) == float(output.sum())
+        super().keep(module, inputs, output)
+
+
+def test_if_counting_fails_with_and_without_hooks_the_first_error_is_printed(tmp_path, monkeypatch, caplog):
+    rows(tmp_path, HookedByValue(tiny_net()), monkeypatch)
+    (line,) = [text for text in caplog.messages if "train/mfu" in text]
+    find_line(line, "'NoneType'", "'flatten'")  # the state that no hook has kept

@@ -17,8 +17,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from uvit_decay.runtime.errors import UserError, check_numbers
 from uvit_decay.sampling_options import Weights
-from uvit_decay.tasks.base import Task, check_finite
-from uvit_decay.tasks.sharding import gathered, like, local, whole
+from uvit_decay.tasks.base import Task
+from uvit_decay.tasks.finite import check_finite
+from uvit_decay.tasks.sharding import gather, like, local, whole
 
 
 class EMA(Callback):
@@ -110,11 +111,11 @@ class EMA(Callback):
         if self._raw is not None:  # saved during validation
             names = [f"net.{name}" for name, _ in task.net.named_parameters()]
             raw = dict(zip(names, self._raw, strict=True))
-            checkpoint["state_dict"] |= gathered(raw)
+            checkpoint["state_dict"] |= gather(raw)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint, with full tensors; all ranks must call this."""
-        return {"shadow": gathered(self.shadow), "updates": self.updates}
+        return {"shadow": gather(self.shadow), "updates": self.updates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue a stored average; further averages, which older versions kept, are ignored."""

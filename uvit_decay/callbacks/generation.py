@@ -31,7 +31,7 @@ from uvit_decay.runtime.random import subset
 from uvit_decay.samples import Samples
 from uvit_decay.sampling_options import MOST_IMAGES
 from uvit_decay.tasks.diffusion import DiffusionTask
-from uvit_decay.tasks.optimization import run_length
+from uvit_decay.tasks.schedule import run_length
 
 
 class GenerationMetrics(PeriodicSampling):

@@ -42,7 +42,7 @@ from uvit_decay.tasks.resumption.files import (
     Checkpoints,
     finish_rotation,
     makes_folders,
-    settings_before,
+    read_settings,
 )
 from uvit_decay.tasks.resumption.start import resume
 from uvit_decay.tasks.sharding import Sharded
@@ -157,7 +157,7 @@ class CLI(LightningCLI):
         """Return whether this run resumes from a checkpoint of a run in float32."""
         path, root = (self._get(self.config_init, name) for name in ("ckpt_path", "trainer.default_root_dir"))
         settings, allowed = self._settings(), self._allowed()
-        before = path and settings_before(path, settings, allowed, loggers, root or ".", self._checkpoints)
+        before = path and read_settings(path, settings, allowed, loggers, root or ".", self._checkpoints)
         return before is not None and before.get("trainer.precision") != "bf16-mixed"
 
     def instantiate_classes(self) -> None:

@@ -19,7 +19,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from uvit_decay.commands.cli import CLI
 from uvit_decay.doctor import Finding, Report, Run
 from uvit_decay.doctor.cost import CHECKS
-from uvit_decay.doctor.environment import devices, images, installed, ranks, weights
+from uvit_decay.doctor.environment import check_devices, check_weights, list_images, list_ranks, list_versions
 from uvit_decay.doctor.rehearsal import Practice, rehearse
 from uvit_decay.runtime.distributed import others_needed
 from uvit_decay.runtime.errors import UserError, one_line
@@ -85,13 +85,13 @@ def examine(run: Run, report: Report, practice: Practice) -> None:
     if STARTED in os.environ:
         rehearse(run, practice)
         return
-    for check in (installed, devices, ranks):
+    for check in (list_versions, check_devices, list_ranks):
         report.add(check(run))
     if report.errors:
         return  # there are not as many processes as the flags ask for
     try:
         run.data.load()
-        for check in (images, weights):
+        for check in (list_images, check_weights):
             report.add(check(run))
     except UserError as error:
         report.add([Finding("error", "data", str(error))])

@@ -1,4 +1,4 @@
-"""What the whole run costs, from what a few steps cost: memory, time, disk, the end."""
+"""Memory, time and disk space of the whole run, estimated from a few steps."""
 
 from __future__ import annotations
 
@@ -11,99 +11,131 @@ from lightning.pytorch import Callback
 
 from uvit_decay.callbacks.checkpoint import LastCheckpoint
 from uvit_decay.callbacks.ema import EMA
-from uvit_decay.doctor.rehearsal import FORWARD, Measured
-from uvit_decay.doctor.report import Finding, Level, Run, duration, gib
+from uvit_decay.doctor.rehearsal import FORWARD, Measurements
+from uvit_decay.doctor.report import Finding, Run, duration, gib
 from uvit_decay.tasks import Task
 from uvit_decay.tasks.own import own_parameters
-from uvit_decay.tasks.resumption.files import runs_of
+from uvit_decay.tasks.resumption.files import find_runs
 
-TIGHT = 0.9  # share of the memory beyond which fragments may not fit
-LOGS = 16 * 2**20  # bytes of logs, pictures and histories, generously
+TIGHT = 0.9  # share of the memory; beyond it fragments may not fit
+LOGS = 16 * 2**20  # bytes of logs, pictures and histories; a generous estimate
 
 
-def memory(run: Run, found: Measured) -> Iterator[Finding]:
-    """Compare the memory of a step with that of the device."""
-    on_cpu = run.trainer.strategy.root_device.type == "cpu"
-    taken = found.peak * (run.trainer.num_devices if on_cpu else 1)
+def check_memory(run: Run, found: Measurements) -> Iterator[Finding]:
+    """Compare the memory of a step with the memory of the device."""
+    taken = found.peak
+    if run.trainer.strategy.root_device.type == "cpu":
+        taken *= run.trainer.num_devices
     step = f"a step of {found.micro_batches} x {found.images} images"
     text = f"{step} takes {gib(taken)} of {gib(found.limit)}"
-    level: Level = "ok" if taken <= TIGHT * found.limit else "warning" if taken <= found.limit else "error"
     smaller = f"--data.device_batch_size {max(1, found.images // 2)}, or --model.net.checkpointing true"
-    yield Finding(level, "memory", text, "" if level == "ok" else smaller)
+    if taken <= TIGHT * found.limit:
+        yield Finding("ok", "memory", text)
+    elif taken <= found.limit:
+        yield Finding("warning", "memory", text, smaller)
+    else:
+        yield Finding("error", "memory", text, smaller)
 
 
-def speed(run: Run, found: Measured) -> Iterator[Finding]:
-    """Say how long 1000 steps take."""
-    if found.counted:  # else the run is as short as the warm-up
+def estimate_speed(run: Run, found: Measurements) -> Iterator[Finding]:
+    """Report the time of 1000 steps, unless the run is as short as the warm-up of the rehearsal."""
+    if found.counted:
         rate = f"{run.data.batch_size / found.step:.4g} images/s"
         text = f"1000 steps take {duration(1000 * found.step)}, {rate}, by {found.counted:.4g} steps"
         yield Finding("ok", "speed", text)
 
 
-def length(run: Run, found: Measured) -> Iterator[Finding]:
-    """Say how long the whole run takes."""
+def estimate_length(run: Run, found: Measurements) -> Iterator[Finding]:
+    """Report the time of the whole run."""
     if math.isinf(found.total):
         yield Finding("note", "run", "it has no end", "--trainer.max_steps")
-    elif found.total > run.begun:
-        training = found.step * (found.total - run.begun)
-        parts = {"training": training, "callbacks": found.evaluating, "validation": _validation(run, found)}
-        seconds, begun = sum(parts.values()), f" from step {run.begun}" if run.begun else ""
-        shown = ", ".join(f"{duration(part)} of {name}" for name, part in parts.items())
-        end = time.strftime("%d %b %H:%M", time.localtime(time.time() + seconds))
-        text = f"{found.total:g} steps{begun}, about {duration(seconds)} ({shown}); started now it ends {end}"
-        yield Finding("ok", "run", text)
+        return
+    if found.total <= run.begun:
+        return
+    training = found.step * (found.total - run.begun)
+    parts = {"training": training, "callbacks": found.evaluating, "validation": _estimate_validation(run, found)}
+    seconds = sum(parts.values())
+    shown = ", ".join(f"{duration(part)} of {name}" for name, part in parts.items())
+    end = time.strftime("%d %b %H:%M", time.localtime(time.time() + seconds))
+    steps = f"{found.total:g} steps"
+    if run.begun:
+        steps += f" from step {run.begun}"
+    yield Finding("ok", "run", f"{steps}, about {duration(seconds)} ({shown}); started now it ends {end}")
 
 
-def _validation(run: Run, found: Measured) -> float:
-    """Return the seconds of all validations of the run, an image of which takes a third of one of training."""
-    trainer, test = run.trainer, run.data.test
+def _estimate_validation(run: Run, found: Measurements) -> float:
+    """Return the seconds of all validations of the run; an image takes a third of its time in training."""
+    trainer = run.trainer
+    test = run.data.test
     limit = trainer.limit_val_batches
     if test is None or limit == 0 or not found.epoch:
         return 0.0
     images = len(test) * limit if isinstance(limit, float) else min(len(test), limit * run.data.batch_size)
-    interval, epochs = trainer.val_check_interval, trainer.check_val_every_n_epoch
+    interval = trainer.val_check_interval
     every = interval * found.epoch if isinstance(interval, float) else interval / trainer.accumulate_grad_batches
-    times = (found.total - run.begun) / max(1, every) / (epochs or 1)
+    times = (found.total - run.begun) / max(1, every) / (trainer.check_val_every_n_epoch or 1)
     return int(times) * images * found.step * FORWARD / run.data.batch_size
 
 
 def checkpoint_bytes(task: Task, callbacks: Iterable[Callback]) -> int:
     """Return the bytes of a checkpoint: weights, the optimizer's moments, and float32 averages."""
-    trained = sum(p.nbytes for p in task.net.parameters() if p.requires_grad)
-    trained += sum(p.nbytes for _, p in own_parameters(task))
+    trained = parameters = 0
+    for parameter in task.net.parameters():
+        parameters += parameter.numel()
+        if parameter.requires_grad:
+            trained += parameter.nbytes
+    for _, parameter in own_parameters(task):
+        trained += parameter.nbytes
     weights = sum(tensor.nbytes for tensor in task.state_dict().values())
     averages = sum(isinstance(callback, EMA) for callback in callbacks)
-    averaged = 4 * averages * sum(parameter.numel() for parameter in task.net.parameters())
-    return weights + task.optim.tensors_per_parameter() * trained + averaged
+    return weights + task.optim.tensors_per_parameter() * trained + 4 * averages * parameters
 
 
-def kept_checkpoints(callbacks: Iterable[Callback], begun: int, total: float) -> float:
-    """Return how many checkpoints the run leaves; infinite if it keeps some for ever and has no end."""
+def count_checkpoints(callbacks: Iterable[Callback], begun: int, total: float) -> float:
+    """Return the number of checkpoints that the run leaves; infinite if it keeps some permanently and has no end.
+
+    Args:
+        callbacks: callbacks of the run.
+        begun: first step of the run.
+        total: last step of the run, which may be infinite.
+    """
     count = 0.0
     for callback in callbacks:
-        if isinstance(callback, LastCheckpoint):
-            every = callback.keep_every_n_steps
-            saves = 1 + (total - begun) // callback.every_n_steps if callback.every_n_steps else 1
-            count += min(callback.keep_last, saves)
-            if every:
-                count += total // every - begun // every if math.isfinite(total) else math.inf
+        if not isinstance(callback, LastCheckpoint):
+            continue
+        saves = 1.0
+        if callback.every_n_steps:
+            saves += (total - begun) // callback.every_n_steps
+        count += min(callback.keep_last, saves)
+        every = callback.keep_every_n_steps
+        if every and math.isinf(total):
+            return math.inf
+        if every:
+            count += total // every - begun // every
     return count
 
 
-def disk(run: Run, found: Measured) -> Iterator[Finding]:
-    """Compare what the run will write with the free space of the file system that takes it."""
-    size = checkpoint_bytes(run.task, run.trainer.callbacks)
-    kept = kept_checkpoints(run.trainer.callbacks, run.begun, found.total)
+def check_disk(run: Run, found: Measurements) -> Iterator[Finding]:
+    """Compare the size of the files of the run with the free space of their file system."""
+    trainer = run.trainer
+    size = checkpoint_bytes(run.task, trainer.callbacks)
+    kept = count_checkpoints(trainer.callbacks, run.begun, found.total)
     hint = "a larger keep_every_n_steps of LastCheckpoint, or --trainer.logger.save_dir <a larger disk>"
     if math.isinf(kept):
         yield Finding("warning", "disk", "checkpoints are kept as long as the run lasts, and it has no end", hint)
         kept = 1
-    # A checkpoint is complete before it replaces the previous one.
-    folder, need = runs_of(run.trainer.loggers, run.trainer.default_root_dir)[0], (kept + bool(kept)) * size + LOGS
-    existing = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
+    need = kept * size + LOGS
+    if kept:
+        need += size  # a checkpoint is complete before it replaces the previous one
+    folder, _ = find_runs(trainer.loggers, trainer.default_root_dir)
+    path = folder.absolute()
+    existing = next(parent for parent in (path, *path.parents) if parent.exists())
     free = shutil.disk_usage(existing).free
     text = f"{kept:.0f} checkpoints of {gib(size)} and logs need {gib(need)} in {folder}, {gib(free)} are free"
-    yield Finding("ok", "disk", text) if need < free else Finding("error", "disk", text, hint)
+    if need < free:
+        yield Finding("ok", "disk", text)
+    else:
+        yield Finding("error", "disk", text, hint)
 
 
-CHECKS = (memory, speed, length, disk)
+CHECKS = (check_memory, estimate_speed, estimate_length, check_disk)

@@ -1,4 +1,4 @@
-"""What this process runs on, and what it has: versions, devices, images, networks of other people."""
+"""Checks of the environment of a run: versions, devices, processes, images, and weights of other projects."""
 
 from __future__ import annotations
 
@@ -15,23 +15,27 @@ from lightning.pytorch import Callback
 
 from uvit_decay.callbacks.generation import GenerationMetrics
 from uvit_decay.data import ImageData
-from uvit_decay.doctor.report import Finding, Run, gib
+from uvit_decay.doctor.report import Finding, Level, Run, gib
 from uvit_decay.runtime.distributed import requested
 
 PACKAGES = ("torch", "lightning", "numpy", "diffusers")
 DRIVER = Path("/proc/driver/nvidia/version")
 
 
-def installed(run: Run) -> Iterator[Finding]:
-    """Name the versions."""
-    packages = (f"{name} {version(name)}" for name in PACKAGES)
-    yield Finding("ok", "versions", ", ".join([f"python {platform.python_version()}", *packages]))
+def list_versions(run: Run) -> Iterator[Finding]:
+    """Report the versions of Python and of the main packages."""
+    versions = [f"python {platform.python_version()}"]
+    for name in PACKAGES:
+        versions.append(f"{name} {version(name)}")
+    yield Finding("ok", "versions", ", ".join(versions))
 
 
-def devices(run: Run) -> Iterator[Finding]:
-    """Name the devices of this node, their memory and the precision of training."""
-    device, count = run.trainer.strategy.root_device, run.trainer.num_devices
-    on_gpu, cores = device.type == "cuda", os.cpu_count() or 1
+def check_devices(run: Run) -> Iterator[Finding]:
+    """Report the devices of this node, their memory and the precision of training."""
+    device = run.trainer.strategy.root_device
+    count = run.trainer.num_devices
+    on_gpu = device.type == "cuda"
+    cores = os.cpu_count() or 1
     if on_gpu:
         text = f"{count} of {torch.cuda.device_count()} GPUs, {torch.cuda.get_device_name(device)}"
     else:
@@ -45,49 +49,67 @@ def devices(run: Run) -> Iterator[Finding]:
         yield Finding("warning", "devices", text, "install torch for CUDA, or look at CUDA_VISIBLE_DEVICES")
 
 
-def ranks(run: Run) -> Iterator[Finding]:
-    """Say who starts the processes; `check_nodes` has compared their number with the flags."""
-    (started, launcher), trainer = requested(), run.trainer
-    count = f"{trainer.world_size} = {trainer.num_nodes} node{'s' * (trainer.num_nodes > 1)} x {trainer.num_devices}"
-    yield Finding("ok", "ranks", f"{count}, started by {launcher if started > 1 else 'Lightning'}")
+def list_ranks(run: Run) -> Iterator[Finding]:
+    """Report the number of processes and their launcher; `check_nodes` has compared the number with the flags."""
+    trainer = run.trainer
+    started, launcher = requested()
+    if started <= 1:
+        launcher = "Lightning"
+    nodes = f"{trainer.num_nodes} node{'s' * (trainer.num_nodes > 1)}"
+    text = f"{trainer.world_size} = {nodes} x {trainer.num_devices}, started by {launcher}"
+    yield Finding("ok", "ranks", text)
 
 
 def memory_limit(device: torch.device) -> int:
-    """Return the bytes of a GPU, or of main memory that this process and its siblings may take (a cgroup counts)."""
+    """Return the memory in bytes: of a GPU, otherwise main memory for all processes, limited by a cgroup."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
-    total, limit = psutil.virtual_memory().total, Path("/sys/fs/cgroup/memory.max")
-    word = limit.read_text().strip() if limit.is_file() else "max"
-    return total if word == "max" else min(total, int(word))
+    total = psutil.virtual_memory().total
+    file = Path("/sys/fs/cgroup/memory.max")
+    if not file.is_file():
+        return total
+    limit = file.read_text().strip()
+    if limit == "max":
+        return total
+    return min(total, int(limit))
 
 
-def images(run: Run) -> Iterator[Finding]:
-    """Say how many images there are; they must be loaded."""
+def list_images(run: Run) -> Iterator[Finding]:
+    """Report the number of images, which must be loaded."""
     data = run.data
-    test = f", {len(data.test)} for testing" if data.test is not None else ""
     shape = f"{data.channels}x{data.image_size}x{data.image_size}"
-    yield Finding("ok", "data", f"{data.name}: {len(data.train)} images {shape}, {len(data.class_names)} classes{test}")
+    text = f"{data.name}: {len(data.train)} images {shape}, {len(data.class_names)} classes"
+    if data.test is not None:
+        text += f", {len(data.test)} for testing"
+    yield Finding("ok", "data", text)
 
 
-def missing_weights(callback: Callback, data: ImageData) -> list[str]:
-    """Return the networks that a callback needs and that are not on this machine."""
+def find_missing_weights(callback: Callback, data: ImageData) -> list[str]:
+    """Return the names of the networks that a callback needs and that are not on this machine."""
+    missing: list[str] = []
     if not isinstance(callback, GenerationMetrics):
-        return []
-    missing = [] if (name := callback.extractor.missing()) is None else [name]
+        return missing
+    name = callback.extractor.missing()
+    if name is not None:
+        missing.append(name)
     vae = data.latents.vae if data.latents else None
     if vae and not Path(vae).is_dir() and not isinstance(try_to_load_from_cache(vae, "config.json"), str):
         missing.append(f"the autoencoder {vae}")
     return missing
 
 
-def weights(run: Run) -> Iterator[Finding]:
-    """Name the networks of other people that the callbacks need, and that are not here."""
+def check_weights(run: Run) -> Iterator[Finding]:
+    """Report the networks of other projects that the callbacks need and that are not on this machine."""
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
-    missing = {name: callback for callback in run.periodic for name in missing_weights(callback, run.data)}
+    missing = {}
+    for callback in run.periodic:
+        for name in find_missing_weights(callback, run.data):
+            missing[name] = callback
     for name, callback in missing.items():
-        hub = offline and "Inception" not in name  # all others come from the Hugging Face hub
+        from_hub = "Inception" not in name  # all other networks come from the Hugging Face hub
+        level: Level = "error" if offline and from_hub else "warning"
         text = f"{type(callback).__name__} needs {name}, which is not on this machine"
-        flag = "fetch it where there is a network, as docs/evaluation.md says, or remove the callback"
-        yield Finding("error" if hub else "warning", "weights", text, flag)
+        flag = "fetch it on a machine with a network, see docs/evaluation.md, or remove the callback"
+        yield Finding(level, "weights", text, flag)
     if not missing:
         yield Finding("ok", "weights", "all networks that the callbacks need are on this machine")

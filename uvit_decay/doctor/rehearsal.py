@@ -1,4 +1,4 @@
-"""A few real steps of a run, timed and thrown away: what a step takes in time and memory, and each callback's cost."""
+"""A rehearsal of a run: time and memory of a few real steps, which are not kept, and the cost of each callback."""
 
 from __future__ import annotations
 
@@ -15,55 +15,66 @@ from lightning.pytorch.callbacks import Checkpoint, ModelSummary, ProgressBar, T
 
 from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.callbacks.run_log import Summary
-from uvit_decay.doctor.environment import memory_limit, missing_weights
+from uvit_decay.doctor.environment import find_missing_weights, memory_limit
 from uvit_decay.doctor.report import Finding, Run, duration
 from uvit_decay.runtime.distributed import COMPARED, Processes
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.random import subset
 from uvit_decay.tasks import Task
-from uvit_decay.tasks.optimization import run_length
+from uvit_decay.tasks.schedule import run_length
 from uvit_decay.tasks.utilisation import peak_bytes
 
 WARM = 2  # optimizer steps before the clock starts
-STEPS, SECONDS = 20, 5.0  # of timed steps: whichever comes last ends them
+STEPS, SECONDS = 20, 5.0  # least number and least time of the timed steps
 MOST = 60.0  # seconds of all steps
-Practice = Callable[[list[Callback]], Trainer]  # makes a trainer that writes nothing
-FORWARD = 1 / 3  # time of an image without a backward pass, against that of training
+Practice = Callable[[list[Callback]], Trainer]  # function callbacks -> trainer that writes nothing
+FORWARD = 1 / 3  # time of an image without a backward pass, divided by its time in training
 
 
 @dataclass
-class Measured:
-    """Findings of the rehearsal."""
+class Measurements:
+    """Results of the rehearsal."""
 
     limit: int = 0  # bytes of the device, or of main memory
-    peak: int = 0  # most bytes that a process held
+    peak: int = 0  # peak memory of a process in bytes
     step: float = 0.0  # seconds of an optimizer step
     counted: float = 0.0  # optimizer steps that were timed
     micro_batches: int = 1  # of a step on a device
-    images: int = 0  # of each
+    images: int = 0  # of a micro-batch
     epoch: int = 0  # optimizer steps of an epoch
     total: float = math.inf  # optimizer steps of the run
     evaluating: float = 0.0  # seconds of all evaluations of callbacks
-    callbacks: list[Finding] = field(default_factory=list)  # one for each that evaluates
+    callbacks: list[Finding] = field(default_factory=list)  # one per callback that evaluates
 
 
 class Rehearsal(Callback):
-    """Times the first steps of a fit and stops it; costs the periodic callbacks of the `run` at the end."""
+    """Times the first steps of a fit and stops it; then estimates the cost of the periodic callbacks.
+
+    Args:
+        run: the run.
+        failed: whether this rank has found an error: it fails when the other ranks have come, and they fail with it.
+    """
 
     def __init__(self, run: Run, failed: bool = False) -> None:
-        self.run, self.failed, self.found = run, failed, Measured(limit=memory_limit(run.trainer.strategy.root_device))
-        self._begun = self._start = 0.0
+        self.run = run
+        self.failed = failed
+        self.found = Measurements(limit=memory_limit(run.trainer.strategy.root_device))
+        self._begun = 0.0  # time of the first step
+        self._start = 0.0  # time of the first timed step; 0 in the warm-up
 
     def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
-        """End a rank that has found an error; compare the images of the others."""
+        """Raise a UserError if this rank has found an error, or if the images of the ranks differ."""
         if self.failed:
             raise UserError("this process has found an error")
         data = trainer.datamodule
-        few = data.train[subset(data.train, COMPARED, "compared")][0].tolist()
-        Processes.current().check_same(f"images of {data.name}", [len(data.train), data.class_names, few])
+        few = data.train[subset(data.train, COMPARED, "compared")]
+        content = [len(data.train), data.class_names, few[0].tolist()]
+        Processes.current().check_same(f"images of {data.name}", content)
 
     def on_fit_start(self, trainer: Trainer, task: Task) -> None:
-        self._begun, found, data = time.perf_counter(), self.found, trainer.datamodule
+        self._begun = time.perf_counter()
+        found = self.found
+        data = trainer.datamodule
         found.epoch, found.total = run_length(trainer)
         found.micro_batches = data.micro_batches
         found.images = data.batch_size // (trainer.world_size * data.micro_batches)
@@ -71,33 +82,40 @@ class Rehearsal(Callback):
             torch.cuda.reset_peak_memory_stats(task.device)
 
     def on_train_batch_end(self, trainer: Trainer, task: Task, *_: Any) -> None:
-        """Start the clock after the warm-up, stop the fit when enough is timed; all ranks decide alike."""
-        now = self._now(task)
+        """Start the clock after the warm-up, and stop the fit after enough timed steps; all ranks decide together."""
+        now = self._measure_time(task)
         waited = now - self._begun
         if not self._start:
             if trainer.global_step >= WARM or waited > MOST / 2:
                 self._start = now
             return
-        found, spent = self.found, now - self._start
+        found = self.found
+        spent = now - self._start
         found.counted += 1 / found.micro_batches
         found.step = spent / found.counted
         enough = found.counted >= STEPS and spent > SECONDS
         trainer.should_stop |= trainer.strategy.reduce_boolean_decision(enough or waited > MOST, all=False)
 
-    def _now(self, task: Task) -> float:
+    def _measure_time(self, task: Task) -> float:
+        """Return the time in seconds at which the device has finished its work."""
         if task.device.type != "cpu":
             torch.accelerator.synchronize()
         return time.perf_counter()
 
     def on_train_end(self, trainer: Trainer, task: Task) -> None:
         self.found.peak = peak_bytes(task.device)
-        self.found.callbacks = [self._cost(trainer, task, callback) for callback in self.run.periodic]
+        for callback in self.run.periodic:
+            self.found.callbacks.append(self._estimate_cost(trainer, task, callback))
 
-    def _cost(self, trainer: Trainer, task: Task, callback: Periodic) -> Finding:
-        """Return the cost of a callback by its forward passes; it is checked if all weights that it needs are here."""
-        name, times = type(callback).__name__, self._times(callback)
+    def _estimate_cost(self, trainer: Trainer, task: Task, callback: Periodic) -> Finding:
+        """Return the cost of a callback by its forward passes.
+
+        The callback is also checked, if all weights that it needs are on this machine.
+        """
+        name = type(callback).__name__
+        times = self._count_times(callback)
         try:
-            if not missing_weights(callback, trainer.datamodule):
+            if not find_missing_weights(callback, trainer.datamodule):
                 callback.setup(trainer, task, "fit")
                 callback.ready(trainer, task)
             evaluations = callback.evaluations(trainer, task)
@@ -107,27 +125,36 @@ class Rehearsal(Callback):
         self.found.evaluating += times * seconds
         return Finding("ok", name, f"{times} x {evaluations} network evaluations, about {duration(seconds)} each time")
 
-    def _times(self, callback: Periodic) -> int:
-        """Return how often the callback runs until the end of the run; 0 if that has none."""
+    def _count_times(self, callback: Periodic) -> int:
+        """Return the number of times that the callback runs until the end of the run; 0 if the run has no end."""
         if math.isinf(self.found.total):
             return 0
-        first, last, epoch = self.run.begun, int(self.found.total), self.found.epoch * (callback.every_n_epochs or 0)
-        steps = {step for n in (callback.every_n_steps, epoch) if n for step in range(n, last + 1, n) if step > first}
-        return len(steps | ({last} if callback.at_end and last > first else set()))
+        first = self.run.begun
+        last = int(self.found.total)
+        steps: set[int] = set()
+        for every in (callback.every_n_steps, self.found.epoch * (callback.every_n_epochs or 0)):
+            if every:
+                next_step = every * (first // every + 1)
+                steps.update(range(next_step, last + 1, every))
+        if callback.at_end and last > first:
+            steps.add(last)
+        return len(steps)
 
 
-def rehearse(run: Run, practice: Practice, failed: bool = False) -> Measured:
-    """Train for a few steps with the callbacks that neither evaluate nor write, and return what they cost.
+def rehearse(run: Run, practice: Practice, failed: bool = False) -> Measurements:
+    """Train for a few steps with the callbacks that neither evaluate nor write, and return the cost.
 
     Args:
         run: the run.
-        practice: returns a trainer as that of the run, with other callbacks, that keeps nothing.
-        failed: this rank has found an error: it ends when the other ranks have come, and they with it.
+        practice: function callbacks -> trainer, which equals the run's trainer but has these callbacks and writes
+            nothing.
+        failed: see `Rehearsal`.
     """
     left_out = (Periodic, Checkpoint, Summary, ModelSummary, ProgressBar, Timer)
     rehearsal = Rehearsal(run, failed)
-    trainer = practice([*(own for own in run.trainer.callbacks if not isinstance(own, left_out)), rehearsal])
+    callbacks = [callback for callback in run.trainer.callbacks if not isinstance(callback, left_out)]
+    trainer = practice([*callbacks, rehearsal])
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a loader, a logger or a limit that the run will not have
+        warnings.simplefilter("ignore")  # about a loader, a logger or a limit that the run will not have
         trainer.fit(run.task, run.data)
     return rehearsal.found

@@ -1,4 +1,4 @@
-"""The run that is checked, findings on it, one line each, and the report that they make."""
+"""The run that is checked, findings of one line each, and the report of all findings."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Run:
     """A run before it starts.
 
     Args:
-        trainer: as `fit` would use it; it trains nothing here.
-        task: the task, which knows all flags as its settings.
+        trainer: the trainer of `fit`; it trains nothing here.
+        task: the task; its settings are all flags.
         data: the data module, whose sets may not be loaded yet.
     """
 
@@ -34,8 +34,11 @@ class Run:
 
     @property
     def begun(self) -> int:
-        """Step of the checkpoint from which it resumes, 0 of a new run."""
-        return self.task.start[1] if self.task.start else 0
+        """Step of the checkpoint from which it resumes; 0 for a new run."""
+        if self.task.start is None:
+            return 0
+        _, step = self.task.start
+        return step
 
     @property
     def periodic(self) -> list[Periodic]:
@@ -48,10 +51,10 @@ class Finding:
     """Result of a check, in one line.
 
     Args:
-        level: `error` if the run would fail, hang or lose something; `warning` if it probably is not what is meant.
+        level: `error` if the run would fail, hang or lose something; `warning` if it is probably a mistake.
         subject: one or two words.
-        text: what it is, with figures.
-        flag: the flag or variable that mends it; empty if there is nothing to mend.
+        text: the result, with figures.
+        flag: the flag or variable that solves the problem; empty if there is no problem.
     """
 
     level: Level
@@ -60,12 +63,17 @@ class Finding:
     flag: str = ""
 
     def __str__(self) -> str:
-        line = f"{self.level:{WIDTH}}{self.subject}: {self.text}" + (f"; {self.flag}" if self.flag else "")
+        line = f"{self.level:{WIDTH}}{self.subject}: {self.advice}"
         return " ".join(line.splitlines())
+
+    @property
+    def advice(self) -> str:
+        """The text, and the flag if there is one."""
+        return f"{self.text}; {self.flag}" if self.flag else self.text
 
 
 class Report:
-    """Findings in the order in which they were made, which are printed at once.
+    """Findings in the order of the checks; each is printed at once.
 
     Args:
         show: print them; only one process of a run does.
@@ -88,18 +96,20 @@ class Report:
         return [finding for finding in self.findings if finding.level == "error"]
 
     def close(self) -> int:
-        """Print the last line; return the exit code: 2 if there is an error, else 0."""
-        if not self.show:
-            for error in self.errors[:1]:  # in the log of this rank
-                print(f"error: {error.text}" + (f"; {error.flag}" if error.flag else ""), file=sys.stderr)
-        else:
-            counts = [(sum(found.level == level for found in self.findings), level) for level in ("error", "warning")]
-            print(", ".join(f"{count} {level}{'s' * (count != 1)}" for count, level in counts))
+        """Print the last line; return the exit code: 2 if there is an error, otherwise 0."""
+        if self.show:
+            print(f"{self._count('error')}, {self._count('warning')}")
+        elif self.errors:
+            print(f"error: {self.errors[0].advice}", file=sys.stderr)  # in the log of this rank
         return 2 if self.errors else 0
+
+    def _count(self, level: Level) -> str:
+        count = sum(found.level == level for found in self.findings)
+        return f"{count} {level}{'s' * (count != 1)}"
 
 
 def gib(size: float) -> str:
-    """Return a number of bytes in words."""
+    """Return a number of bytes in GiB, or in MiB if it is smaller, such as 1.5 GiB."""
     return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
 
 

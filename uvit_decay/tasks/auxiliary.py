@@ -22,7 +22,7 @@ from uvit_decay.runtime.errors import UserError, check_numbers
 from uvit_decay.tasks.loader_data import LoaderData
 
 PREFIX = "train/aux/"  # of names in logs
-LAYERS = "layers"  # argument of a network's forward with which it returns states, too
+LAYERS = "layers"  # argument of a network's forward, with which it also returns states
 
 
 class AuxiliaryLoss(nn.Module):
@@ -66,7 +66,12 @@ class AuxiliaryLoss(nn.Module):
         self.num_prefix_tokens = net.num_prefix_tokens
 
     def prepare(self, data: ImageData | LoaderData, images: int) -> None:
-        """Raise a UserError if the loss does not fit the data of a run; `images` are those of a micro-batch."""
+        """Raise a UserError if the loss does not fit the data of a run.
+
+        Args:
+            data: the data of the run.
+            images: number of images of a micro-batch.
+        """
 
     def remark(self, figures: dict[str, float]) -> str | None:
         """Return a line to print at a logged step, or None; `figures` are means over the global batch."""
@@ -77,12 +82,12 @@ class AuxiliaryLoss(nn.Module):
         """Return the loss of a micro-batch, a mean over its images.
 
         A loss that compares images with one another sees one micro-batch on one device. Under autocast matrix products
-        are in bfloat16; what needs float32 says so with `torch.autocast(device_type, enabled=False)`.
+        are in bfloat16; a loss that needs float32 uses `torch.autocast(device_type, enabled=False)`.
 
         Args:
-            states: token states by name of layer, in execution order, as far as `layers` names them. The first
-                `num_prefix_tokens` tokens are not patches. An MAE's states have its visible patches alone.
-            batch: the micro-batch: `images` float32 (b, c, h, w) of about [-1, 1] without noise, `labels` int64 (b,),
+            states: token states (b, n, d) by name of layer, in execution order, for the layers that `layers` names. The
+                first `num_prefix_tokens` tokens are not patches. An MAE's states have only its visible patches.
+            batch: the micro-batch: `images` float32 (b, c, h, w) in about [-1, 1] without noise, `labels` int64 (b,),
                 and `sample_ids`, which key random numbers (`uvit_decay.runtime.random`).
             times: noise levels of the images that the network saw, in [0, 1] with 1 for noise; None for an MAE.
         """
@@ -103,35 +108,37 @@ class AuxiliaryLosses(nn.ModuleList):
 
     def __init__(self, losses: Sequence[AuxiliaryLoss], net: nn.Module) -> None:
         super().__init__()
+        self._layer_names: list[str] = []
+        self._wanted: list[list[int]] = []  # indices of the layers of each loss
         if losses:
             _check_network(net)
+            self._layer_names = [layer.name for layer in net.layers]
         for loss in losses:
-            if not isinstance(loss, AuxiliaryLoss):
-                kind = type(loss).__name__
-                raise UserError(f"--model.auxiliary takes uvit_decay.tasks.AuxiliaryLoss, {kind} is not a subclass")
+            _check_loss(loss)
             loss.bind(net)
             if loss.layers is not None and not loss.layers:
                 raise UserError(f"--model.auxiliary.layers of {loss.name} is empty: name a layer, or give null for all")
-        self._layer_names = [layer.name for layer in net.layers] if losses else []
-        self._wanted: list[list[int]] = []  # indices of the layers of each loss
+        found: set[int] = set()
         for loss in losses:
             names = None if loss.layers is None else [str(layer) for layer in loss.layers]
-            self._wanted.append(layer_indices(net.layers, names))
+            wanted = layer_indices(net.layers, names)
+            found.update(wanted)
+            self._wanted.append(wanted)
             self.append(loss)
-        self.layers = tuple(sorted({layer for wanted in self._wanted for layer in wanted}))
+        self.layers = tuple(sorted(found))
 
     @property
     def names(self) -> list[str]:
         """Names of the losses in logs; equal names get a number."""
-        return _distinct([loss.name for loss in self])
+        return _number_equal_names([loss.name for loss in self])
 
     def prepare(self, data: ImageData | LoaderData, images: int) -> None:
-        """Raise a UserError if a loss does not fit the data of a run; `images` are those of a micro-batch."""
+        """Raise a UserError if a loss does not fit the data of a run; `images` is their number in a micro-batch."""
         for loss in self:
             loss.prepare(data, images)
 
     def figures(self) -> dict[str, Tensor]:
-        """Return the further numbers of all losses for the newest micro-batch, by name in logs."""
+        """Return the further figures of all losses for the newest micro-batch, by name in logs."""
         found = {}
         for name, loss in zip(self.names, self, strict=True):
             for figure, value in loss.figures.items():
@@ -139,15 +146,21 @@ class AuxiliaryLosses(nn.ModuleList):
         return found
 
     def remarks(self, logged: Mapping[str, Tensor]) -> Iterator[str]:
-        """Yield the lines that the losses want to print at a logged step, whose numbers are `logged` by name."""
+        """Yield the lines that the losses print at a logged step.
+
+        Args:
+            logged: the logged numbers of this step by name.
+        """
         for name, loss in zip(self.names, self, strict=True):
-            figures = {figure: float(logged[f"{PREFIX}{name}_{figure}"]) for figure in loss.figures}
+            figures = {}
+            for figure in loss.figures:
+                figures[figure] = float(logged[f"{PREFIX}{name}_{figure}"])
             line = loss.remark(figures)
             if line is not None:
                 yield line
 
     def values(self, states: Sequence[Tensor], batch: Batch, times: Tensor | None) -> dict[str, Tensor]:
-        """Return the scalar of each loss by name, without its weight; `states` are those of `self.layers`."""
+        """Return the scalar of each loss by name, without its weight; `states` are the states of `self.layers`."""
         by_index = dict(zip(self.layers, states, strict=True))
         values = {}
         for name, loss, wanted in zip(self.names, self, self._wanted, strict=True):
@@ -155,13 +168,16 @@ class AuxiliaryLosses(nn.ModuleList):
             values[name] = loss(given, batch, times)
         return values
 
-    def weighted_sum(self, values: dict[str, Tensor]) -> Tensor:
+    def sum_weighted(self, values: dict[str, Tensor]) -> Tensor:
         """Return the sum of weight * value in float32."""
-        return sum(loss.weight * values[name].float() for name, loss in zip(self.names, self, strict=True))
+        total: Tensor | int = 0
+        for name, loss in zip(self.names, self, strict=True):
+            total = total + loss.weight * values[name].float()
+        return total
 
 
 class Observed:
-    """A network that is called as usual; its states at the layers of `losses` become the values of these losses.
+    """A network that is called as usual, and computes auxiliary losses from its states in each call.
 
     Args:
         net: the network.
@@ -171,13 +187,23 @@ class Observed:
     """
 
     def __init__(self, net: nn.Module, losses: AuxiliaryLosses, batch: Batch, times: Tensor | None) -> None:
-        self.net, self.losses, self.batch, self.times = net, losses, batch, times
+        self.net = net
+        self.losses = losses
+        self.batch = batch
+        self.times = times
         self.values: dict[str, Tensor] = {}  # by name of loss, once the network was called
 
     def __call__(self, *inputs: Any) -> Any:
         output, states = self.net(*inputs, layers=self.losses.layers)
         self.values = self.losses.values(states, self.batch, self.times)
         return output
+
+
+def _check_loss(loss: object) -> None:
+    """Raise a UserError unless this is an auxiliary loss."""
+    if not isinstance(loss, AuxiliaryLoss):
+        kind = type(loss).__name__
+        raise UserError(f"--model.auxiliary takes uvit_decay.tasks.AuxiliaryLoss, {kind} is not a subclass")
 
 
 def _check_network(net: nn.Module) -> None:
@@ -191,8 +217,8 @@ def _check_network(net: nn.Module) -> None:
         raise UserError(f"--model.auxiliary needs the token states of a {kind}: {lacks}; see docs/extending.md")
 
 
-def _distinct(names: Sequence[str]) -> list[str]:
-    """Return the names, the second and further equal ones with a number: a, b, a_2."""
+def _number_equal_names(names: Sequence[str]) -> list[str]:
+    """Return the names, with a number for the second and further equal names: a, b, a_2."""
     found: list[str] = []
     for i, name in enumerate(names):
         number = names[:i].count(name) + 1

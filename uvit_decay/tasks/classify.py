@@ -23,19 +23,19 @@ from uvit_decay.tasks.loader_data import LoaderData
 class ClassifyTask(Task):
     """Training of a classifier net(x) -> logits by cross-entropy.
 
-    Logs val/loss, val/top1 and val/top5 of all test images, each once, and says the last ones at the end.
+    Logs val/loss, val/top1 and val/top5 of all test images, each once, and prints the last ones at the end.
 
     Args:
         net: the network, see `Task`; `linear_head` is the linear layer of its classifier.
-        frozen: train the classifier alone, on features of a frozen encoder (a linear probe); all else is in evaluation
-            mode. A batch norm in the classifier is trained, too.
+        frozen: train only the classifier, on features of a frozen encoder (a linear probe); all other modules are in
+            evaluation mode. A batch norm in the classifier is trained, too.
         init_from: a .ckpt or .safetensors of this project, or an official file, whose encoder the network starts from;
             see `adapt`. Not read when a run resumes.
         drop_path: stochastic depth: probability that a residual branch of the last block is dropped for an image, in
             [0, 1); it rises from 0 linearly over the blocks.
         mixup: Beta parameter of Mixup, see `Mixing`; 0 for none.
         cutmix: Beta parameter of CutMix; 0 for none.
-        switch_prob: probability of CutMix where both are asked for.
+        switch_prob: probability of CutMix if both are given.
         label_smoothing: share of the target that is spread over all classes, in [0, 1).
         optim: optimizer and learning rate. MAE's linear probe: lars, blr 0.1, weight_decay 0, warmup_epochs 10, cosine;
             fine-tuning: adamw, blr 5e-4, betas 0.9 and 0.999, weight_decay 0.05 on layers, layer_decay 0.65,
@@ -43,9 +43,9 @@ class ClassifyTask(Task):
         compile: see `Task`.
         seed: seed of a new classifier, stochastic depth, Mixup and CutMix.
 
-    A classifier of a frozen encoder starts from normal(0, 0.01), one of an encoder that is fine-tuned from
-    normal(0, 2e-5), truncated (MAE). Batch norms see one micro-batch on one device, as in MAE's code; their
-    running statistics are averaged over the devices before they are used or saved.
+    The classifier starts from a truncated normal(0, 0.01) if the encoder is frozen, and from normal(0, 2e-5) if it is
+    fine-tuned (MAE). Batch norms see one micro-batch on one device, as in MAE's code. Their running statistics are
+    averaged over the devices before they are used or saved.
 
     Raises:
         UserError: an option out of range, fewer than two classes, or stochastic depth of a network without it.
@@ -69,17 +69,20 @@ class ClassifyTask(Task):
         if net.num_classes < 2:
             raise UserError(f"a classifier needs two classes or more, the network has {net.num_classes}")
         if not isinstance(net, Classifier):
-            raise UserError(f"a {type(net).__name__} is no classifier: set --model.net to a ViT or a ResNet")
+            raise UserError(f"a {type(net).__name__} is not a classifier: set --model.net to a ViT or a ResNet")
         check_numbers("[0, 1)", drop_path=drop_path, label_smoothing=label_smoothing)
         check_numbers("[0, 1]", switch_prob=switch_prob)
         check_numbers("[0, inf)", mixup=mixup, cutmix=cutmix)
         if drop_path and not isinstance(net, ViT):
             raise UserError(f"a {type(net).__name__} has no stochastic depth: set --model.drop_path 0")
-        self.frozen, self.init_from = frozen, init_from
-        self._fresh = init_from is None
-        self.drop_path, self.label_smoothing = drop_path, label_smoothing
-        options = (switch_prob, label_smoothing, net.num_classes, seed)
-        self.mixing = Mixing(mixup, cutmix, *options) if mixup or cutmix else None
+        self.frozen = frozen
+        self.init_from = init_from
+        self._has_initial = init_from is not None
+        self.drop_path = drop_path
+        self.label_smoothing = label_smoothing
+        self.mixing: Mixing | None = None
+        if mixup or cutmix:
+            self.mixing = Mixing(mixup, cutmix, switch_prob, label_smoothing, net.num_classes, seed)
         self._last = ""  # result of the last validation
         self._sums = torch.zeros(4)
         self._head = head_module(net)
@@ -108,22 +111,24 @@ class ClassifyTask(Task):
             self._remark()
 
     def _remark(self) -> None:
-        """Say what a run will lack: weights that its recipe supposes, or images to measure accuracy on."""
-        supposed = self.frozen or self.optim.layer_decay < 1
-        if supposed and self._fresh and self.trainer.ckpt_path is None:
+        """Print what a run lacks: weights that its recipe expects, or images to measure accuracy."""
+        needs_weights = self.frozen or self.optim.layer_decay < 1
+        if needs_weights and not self._has_initial and self.trainer.ckpt_path is None:
             recipe = "a frozen encoder" if self.frozen else "layer decay"
-            rank_zero_info(f"{recipe} without --model.init_from: it has random weights, unless you loaded others")
+            rank_zero_info(
+                f"{recipe} without --model.init_from: the network has random weights, unless you loaded others"
+            )
         if self.trainer.datamodule.test is None:
             rank_zero_info("no test images, so no accuracy is measured: --data.test_path, or --data.holdout 0.1")
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        """Keep a frozen encoder in evaluation mode, whatever callbacks did."""
+        """Keep a frozen encoder in evaluation mode, also if callbacks changed it."""
         if self.frozen:
             self.net.eval()
             self.net.get_submodule(self._head).train()
 
     def loss(self, batch: Batch, stage: str) -> Tensor:
-        """Return the mean cross-entropy of a part of a global batch, which training mixes and smooths.
+        """Return the mean cross-entropy of a part of a global batch; images and labels are mixed in training.
 
         All random numbers are functions of (seed, `batch.sample_ids`) or (seed, number of the global batch).
         """
@@ -133,14 +138,18 @@ class ClassifyTask(Task):
         if self.mixing:
             images, targets = self.mixing(batch)
             smoothing = 0.0  # the targets are smoothed
-        logits = self.net(images, self.kept(batch)) if self.drop_path else self.net(images)
+        if self.drop_path:
+            logits = self.net(images, self.draw_factors(batch))
+        else:
+            logits = self.net(images)
         return cross_entropy(logits.float(), targets, label_smoothing=smoothing)
 
-    def kept(self, batch: Batch) -> Float[Tensor, "branches b"]:
-        """Return factors of the 2 L residual branches: 0 for a dropped one, else 1 / (1 - its rate)."""
+    def draw_factors(self, batch: Batch) -> Float[Tensor, "branches b"]:
+        """Draw factors of the 2 L residual branches: 0 for a dropped branch, otherwise 1 / (1 - its rate)."""
         depth = len(self.net.blocks)
         rates = torch.linspace(0, self.drop_path, depth, device=batch.images.device).repeat_interleave(2)
-        kept = uniform("drop path", self.seed, rows=batch.sample_ids, shape=(2 * depth,)) >= rates
+        numbers = uniform("drop path", self.seed, rows=batch.sample_ids, shape=(2 * depth,))
+        kept = numbers >= rates
         return (kept / (1 - rates)).T
 
     def on_validation_epoch_start(self) -> None:
@@ -152,7 +161,8 @@ class ClassifyTask(Task):
         losses = cross_entropy(logits, batch.labels, reduction="none")
         hits = logits.topk(min(5, logits.shape[1])).indices == batch.labels[:, None]
         counts = torch.stack([losses, hits[:, 0], hits.any(dim=1), torch.ones_like(losses)]).double()
-        self._sums += (counts * (batch.sample_ids < len(self.trainer.datamodule.test))).sum(dim=1)
+        is_image = batch.sample_ids < len(self.trainer.datamodule.test)
+        self._sums += (counts * is_image).sum(dim=1)
 
     def on_validation_epoch_end(self) -> None:
         loss, top1, top5, images = self.trainer.strategy.reduce(self._sums, reduce_op="sum").tolist()
@@ -171,7 +181,7 @@ class ClassifyTask(Task):
         self.sync_batch_norms()
 
     def sync_batch_norms(self) -> None:
-        """Average running statistics of batch norms over all ranks, which must all call this."""
+        """Average the running statistics of batch norms over all ranks; all ranks must call this."""
         if self.trainer.world_size > 1:
             from timm.utils import distribute_bn  # takes seconds to import
 
@@ -183,7 +193,7 @@ class ClassifyTask(Task):
 
 
 class Mixing:
-    """Mix every image of a batch with its neighbour, 2k with 2k + 1, in one proportion for the global batch.
+    """Mix every image of a batch with its neighbour, 2k with 2k + 1, with one proportion for the global batch.
 
     Neighbours are on one device, so that the result does not depend on how the global batch is divided. MAE's code
     draws kind and proportion for each batch of 32 on a device.
@@ -191,7 +201,7 @@ class Mixing:
     Args:
         mixup: Beta parameter of Mixup; 0 for none.
         cutmix: Beta parameter of CutMix; 0 for none.
-        switch_prob: probability of CutMix where both are asked for.
+        switch_prob: probability of CutMix if both are given.
         label_smoothing: see `ClassifyTask`.
         num_classes: classes K.
         seed: seed of the proportions and of CutMix's boxes.
@@ -203,14 +213,17 @@ class Mixing:
         from timm.data.mixup import Mixup  # takes seconds to import
 
         options = {"switch_prob": switch_prob, "label_smoothing": label_smoothing, "num_classes": num_classes}
-        self.mix, self.seed = Mixup(mixup, cutmix, mode="batch", **options), seed
+        self.mix = Mixup(mixup, cutmix, mode="batch", **options)
+        self.seed = seed
 
     def __call__(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return mixed images (b, c, h, w) and their targets, float32 (b, K); b is even."""
-        count, device = len(batch.images), batch.images.device
+        count = len(batch.images)
+        device = batch.images.device
         # timm mixes image i with image b - 1 - i: this order makes them neighbours of the batch.
         order = torch.cat([torch.arange(0, count, 2), torch.arange(1, count, 2).flip(0)])
-        there, back = order.to(device, non_blocking=True), order.argsort().to(device, non_blocking=True)
+        there = order.to(device, non_blocking=True)
+        back = order.argsort().to(device, non_blocking=True)
         word = generator("mix", self.seed, batch.number).initial_seed() % 2**32  # numpy takes 32 bits
         with global_seeds((word, word)):
             images, targets = self.mix(batch.images[there], batch.labels[there])

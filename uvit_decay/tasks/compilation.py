@@ -11,15 +11,23 @@ from uvit_decay.nn.intermediates import layer_blocks
 def compile_net(net: nn.Module, backend: str, by_block: bool) -> None:
     """Compile the network in place, before `shard`, as a whole or `by_block`.
 
-    Blocks alike share their graphs, so that by block it takes a fraction of the time; graphs cannot gather shards, so
-    that a network that will be sharded needs it. On a CPU the graph of the whole network is the faster one.
+    Equal blocks share their graphs, so that compilation by block takes a fraction of the time. Graphs cannot gather
+    shards, so that a network that will be sharded is compiled by block. On a CPU one graph of the whole network is
+    faster.
 
     Training, validation and sampling need separate graphs: with and without gradients, with and without autocast, for
-    the first batch size, any other, small ones, and one image. torch limits a function to 8 graphs, and runs anything
-    beyond uncompiled; blocks share the limit, and those that differ have graphs of their own. So it is raised here.
+    the first batch size, any other, small ones, and one image. torch limits a function to 8 graphs, and runs further
+    ones uncompiled. Blocks share this limit, and different blocks have separate graphs. So the limit is raised here.
+
+    Args:
+        net: the network.
+        backend: name of a backend of torch.compile.
+        by_block: compile each block; networks without known blocks are compiled as a whole.
     """
     kinds = {type(block) for block in layer_blocks(net)}
-    parts = [part for part in net.modules() if type(part) in kinds] if by_block and kinds else [net]
+    parts = [net]
+    if by_block and kinds:
+        parts = [part for part in net.modules() if type(part) in kinds]
     config = torch._dynamo.config
     config.recompile_limit = max(config.recompile_limit, 16 * len(parts))
     config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, config.recompile_limit)

@@ -6,16 +6,21 @@ import inspect
 from datetime import timedelta
 from typing import Any
 
+from lightning.pytorch import LightningModule
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from uvit_decay.runtime.distributed import TRAINING, Processes, choose_interface
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.tasks.own import own_parameters
 
-PLACES = {"data.path", "data.test_path"}  # settings that may differ where nodes have copies of the images
+PLACES = {"data.path", "data.test_path"}  # settings that may differ between nodes with copies of the images
 
 
 def register_ddp() -> None:
-    """Let `ddp`, and `auto` on several devices, be `Replicated`."""
+    """Make `Replicated` the strategy of the names `ddp`, and `auto` on several devices."""
     StrategyRegistry.register("ddp", Replicated, "without needless copies", override=True)
 
 
@@ -27,21 +32,56 @@ class Replicated(DDPStrategy):
 
     Args:
         timeout: how long a process waits for another one, at the start and in a collective.
-        options: of DDPStrategy.
+        options: further options of DDPStrategy.
 
     Raises:
         UserError: processes have different settings, or resume from different checkpoints.
     """
 
     def __init__(self, *, timeout: timedelta = TRAINING, **options: Any) -> None:
-        known = inspect.signature(DistributedDataParallel).parameters
-        # torch 2.15 renames it.
-        buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-        super().__init__(timeout=timeout, **{buffers: False, "gradient_as_bucket_view": True, **options})
+        given = {"gradient_as_bucket_view": True}
+        if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters:  # from torch 2.15 on
+            given["forward_sync_buffers"] = False
+        else:
+            given["broadcast_buffers"] = False
+        super().__init__(timeout=timeout, **{**given, **options})
 
     def setup_distributed(self) -> None:
         choose_interface(self.cluster_environment.main_address)
         super().setup_distributed()
         task = self.lightning_module
         settings = {name: str(value) for name, value in task.settings.items() if name not in PLACES}
-        Processes.current().check_same("the flag", settings | {"ckpt_path": str(task.start)})
+        settings["ckpt_path"] = str(task.start)
+        Processes.current().check_same("the flag", settings)
+
+
+def check_gradients(task: LightningModule, optimizer: Optimizer) -> None:
+    """Raise a UserError if DDP waits for a gradient that this step did not compute.
+
+    Without this check torch reports the missing gradient in the next step, and names no parameter.
+
+    Args:
+        task: the task, after the backward pass of a step.
+        optimizer: its optimizer.
+    """
+    wrapper = task.trainer.strategy.model
+    if not isinstance(wrapper, DistributedDataParallel) or wrapper.find_unused_parameters or wrapper.static_graph:
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.requires_grad and parameter.grad is None:
+                raise UserError(explain_missing_gradient(_find_name(task, parameter)))
+
+
+def _find_name(task: LightningModule, parameter: nn.Parameter) -> str:
+    """Return the name of a parameter in checkpoints, or as it is in the task."""
+    named = [*own_parameters(task), *task.named_parameters()]
+    return next(name for name, other in named if other is parameter)
+
+
+def explain_missing_gradient(name: str) -> str:
+    """Return the message about a trained parameter without a gradient in a run of several processes."""
+    return (
+        f"{name} has no gradient in this step, and several processes average the gradients of all trained parameters: "
+        "use it in the loss of every step, or freeze it with requires_grad_(False)"
+    )

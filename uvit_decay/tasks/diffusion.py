@@ -51,7 +51,7 @@ class DiffusionTask(Task):
         seed: seed of noise, times and label dropout.
         auxiliary: see `Task`.
         init_from: a .ckpt or .safetensors of this project, or an official file, whose weights the network starts
-            from; see `adapt`. Classes, channels and image size may be others. Not read when a run resumes.
+            from; see `adapt`. Classes, channels and image size may differ. Not read when a run resumes.
     """
 
     def __init__(
@@ -70,7 +70,8 @@ class DiffusionTask(Task):
         auxiliary: list[AuxiliaryLoss] | None = None,
     ) -> None:
         super().__init__(net, optim, compile, seed, auxiliary)
-        self.init_from, self.pixels = init_from, True  # the data say whether it sees pixels or latents
+        self.init_from = init_from
+        self.pixels = True  # whether it sees pixels or latents; `setup` asks the data
         if isinstance(net, Encoder | ResNet):
             raise UserError(f"a {type(net).__name__} takes no noise levels: train it with an MAETask or a ClassifyTask")
         if getattr(net, "learned_variance", False):
@@ -87,8 +88,12 @@ class DiffusionTask(Task):
         if not isinstance(path, NoisePath):
             raise UserError(f"path must be one of uvit_decay.diffusion.noise_path, got {path}")
         check_loss(prediction, weighting)
-        self.path, self.prediction, self.weighting = path, prediction, weighting
-        self.times, self.label_dropout, self.sampling = times, label_dropout, sampling
+        self.path = path
+        self.prediction = prediction
+        self.weighting = weighting
+        self.times = times
+        self.label_dropout = label_dropout
+        self.sampling = sampling
 
     @classmethod
     def load_from_checkpoint(
@@ -98,8 +103,13 @@ class DiffusionTask(Task):
         found = load(Path(checkpoint_path), weights, trusted)
         found.check_denoiser()
         card = found.card
-        options = {"path": found.path, "prediction": card.prediction, "sampling": card.sampling}
-        task = cls(found.net, **{**options, "weighting": card.weighting or "none", **given})
+        options = {
+            "path": found.path,
+            "prediction": card.prediction,
+            "weighting": card.weighting or "none",
+            "sampling": card.sampling,
+        }
+        task = cls(found.net, **{**options, **given})
         task.pixels = card.latents is None
         return task.eval()
 

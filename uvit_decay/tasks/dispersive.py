@@ -28,13 +28,13 @@ class DispersiveLoss(AuxiliaryLoss):
 
         d_ij = |z_i - z_j|^2 / (n d),   loss = log( 1/B^2 sum_ij exp(-d_ij / tau) )
 
-    z_i are all tokens and channels of image i, without a norm; the B zeros of the diagonal are included, so the loss is
+    z_i are all tokens and channels of image i, without a norm. The B zeros of the diagonal are included, so the loss is
     never below -log B. The B images are one micro-batch of one process, as in the authors' code: B is part of the
-    recipe, of the name in logs, and of the checkpoint. The gradient of a pair carries exp(-d_ij / tau): once the states
-    are farther apart than a few tau, nothing is left of it. One line says when less than 2 % is left.
+    recipe, of the name in logs, and of the checkpoint. The gradient of a pair is proportional to exp(-d_ij / tau): it
+    vanishes if the states are farther apart than a few tau. One line is printed when less than 2 % is left.
 
     The loss rewards long states, and so distinguishes a decayed network, whose stream is short, from its `gain` form.
-    `length: free` divides the states by their root mean square over the batch before: a control without a publication.
+    `length: free` first divides the states by their root mean square over the batch: an unpublished control.
     The paper reports FID 32.35 instead of 36.49 for SiT-B/2 (ImageNet-256, 80 epochs, no guidance).
 
     Args:
@@ -62,7 +62,9 @@ class DispersiveLoss(AuxiliaryLoss):
         check_choice(Length, length=length)
         default_weight, default_tau = VERSIONS[version]
         super().__init__(None, default_weight if weight is None else weight)
-        self.version, self.layer, self.length = version, layer, length
+        self.version = version
+        self.layer = layer
+        self.length = length
         self.tau = default_tau if tau is None else tau
         check_numbers("(0, inf)", tau=self.tau)
         self.images = 0  # B, known after `prepare`
@@ -79,12 +81,14 @@ class DispersiveLoss(AuxiliaryLoss):
     def bind(self, net: nn.Module) -> None:
         """Find the layer of the network."""
         super().bind(net)
-        depth = len(net.layers) - 1
-        default = max(1, depth // 4) if self.version == "jax" else depth
-        self.layers = layer_indices(net.layers, [str(default if self.layer is None else self.layer)])
+        layer = self.layer
+        if layer is None:
+            depth = len(net.layers) - 1
+            layer = max(1, depth // 4) if self.version == "jax" else depth
+        self.layers = layer_indices(net.layers, [str(layer)])
 
     def prepare(self, data: ImageData | LoaderData, images: int) -> None:
-        """Note the number of images of a micro-batch; refuse another one than the checkpoint's."""
+        """Store the number of images of a micro-batch; raise a UserError if the checkpoint has another number."""
         if images < 2:
             raise UserError(
                 "DispersiveLoss compares images, a micro-batch has 1: set --data.batch_size or --data.device_batch_size"
@@ -94,7 +98,7 @@ class DispersiveLoss(AuxiliaryLoss):
         self.stored_images.fill_(images)
 
     def _check_images(self) -> None:
-        """Raise a UserError if a checkpoint was trained with other micro-batches than this run's."""
+        """Raise a UserError if a checkpoint was trained with micro-batches of another size."""
         stored = int(self.stored_images)
         if self.images and stored not in (0, self.images):
             raise UserError(
@@ -110,7 +114,7 @@ class DispersiveLoss(AuxiliaryLoss):
             z = state.float().flatten(1)
             if self.length == "free":
                 z = z / z.square().mean().sqrt()
-            distances = torch.pdist(z).square() / z.shape[1]  # of each pair once
+            distances = torch.pdist(z).square() / z.shape[1]  # each pair once
             count = len(z)
             # sum_ij exp(-d_ij / tau) = B + 2 sum over pairs
             pairs = math.log(2) + torch.logsumexp(-distances / self.tau, dim=0)
@@ -120,7 +124,7 @@ class DispersiveLoss(AuxiliaryLoss):
 
     @torch.no_grad()
     def _note(self, distances: Tensor, log_share: Tensor) -> None:
-        """Keep the mean squared distance and the share of the gradient that is left for the log."""
+        """Keep two figures for the log: the mean squared distance, and the share of the gradient that is left."""
         self.figures = {"distance": distances.mean(), "gradient_left": log_share.exp()}
 
     def remark(self, figures: dict[str, float]) -> str | None:

@@ -1,10 +1,11 @@
-"""The weights that a new run starts from: of this project or official, for other classes, channels or sizes."""
+"""The weights that a new run starts from, of this project or official, adapted to other classes, channels or sizes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -20,18 +21,16 @@ from uvit_decay.decay.table import NAMES
 from uvit_decay.nn.base import DataLayers, HasDataLayers
 from uvit_decay.nn.embed import resize_positions
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.tasks.resumption.check import check_data, part_differences
-from uvit_decay.tasks.resumption.settings import Change, refusal
+from uvit_decay.tasks.resumption.check import check_data, compare_specs
+from uvit_decay.tasks.resumption.settings import Change, explain_refusal
 
 # Arguments of networks that encoders share; of a classifier image_size, num_classes and the last norm may differ.
 SHARED = ("patch_size", "channels", "dim", "depth", "heads", "mlp_ratio", "width", "stem", "pixels")
 SHARED += ("alpha_min", "schedule", "granularity", "index", "branches", "qk_norm", "norm_type")
 BEFORE = {"qk_norm": False, "norm_type": "layer"}  # of transformers whose files do not record them
 NORMS = ("norm", "fc_norm")  # between encoder and head: new ones only standardise
-ADAPTED = ("net.image_size", "net.channels", "net.num_classes", "net.null_label")  # of denoisers, which may differ
-ADAPTED += ("net.learned_variance",)  # which only says what of the output is returned, and which no loss trains
-State = Mapping[str, Tensor]
-Adapted = tuple[str, Tensor | None, str]  # name, value (None: as it was initialised), note if there is something to say
+ADAPTED = ("net.image_size", "net.channels", "net.num_classes", "net.null_label")  # may differ in denoisers
+ADAPTED += ("net.learned_variance",)  # only selects which part of the output is returned; no loss trains it
 
 
 @runtime_checkable
@@ -41,14 +40,29 @@ class Classifier(Protocol):
     linear_head: nn.Linear
 
 
+@dataclass(frozen=True)
+class Adapted:
+    """A tensor of a network whose value is not the value of the same name in the file.
+
+    Args:
+        name: its name in the network.
+        value: its value; None keeps the initial value.
+        note: what was done, for the printed line; empty if there is nothing to say.
+    """
+
+    name: str
+    value: Tensor | None
+    note: str = ""
+
+
 def head_module(net: Classifier) -> str:
-    """Return the name of the part of `net` that is its classifier: the linear layer, with its batch norm if any."""
-    weight = next(name for name, p in net.named_parameters() if p is net.linear_head.weight)
-    return weight.partition(".")[0]
+    """Return the name of the classifier part of `net`: the linear layer, with its batch norm if it has one."""
+    names = (name for name, parameter in net.named_parameters() if parameter is net.linear_head.weight)
+    return next(names).partition(".")[0]
 
 
 def read_weights(path: Path) -> StoredModel:
-    """Read a checkpoint of this project, EMA weights if it has them, or an official file that needs no options."""
+    """Read a checkpoint of this project, with EMA weights if it has them, or an official file that needs no options."""
     if not path.is_dir() or is_folder(path):
         with suppress(ThirdParty):
             return read(path, None)
@@ -62,58 +76,75 @@ def read_initial(file: Path, net: nn.Module, function: Mapping[str, Any]) -> Sto
     """Read the weights from which `net` is to start, EMA weights if the file has them.
 
     Args:
-        file: a .ckpt or .safetensors of this project, or an official file; for a classifier it need only have its
-            encoder.
+        file: a .ckpt or .safetensors of this project, or an official file. For a classifier only its encoder must
+            match.
         net: the network.
-        function: what the task trains, see `Task.function_spec`.
+        function: the trained function, see `Task.function_spec`.
 
     Raises:
-        UserError: a file that cannot be read, or of a network with arguments that must be equal and are not.
+        UserError: a file that cannot be read, or a network whose arguments differ where they must be equal.
     """
     stored = read_weights(file)
-    classifies = isinstance(net, Classifier)
-    pair = stored.card.net, function["net"]
-    found = _encoder_differences(stored, net) if classifies else part_differences("net", *pair)
+    changes = compare_specs("net", stored.card.net, function["net"])
+    if isinstance(net, Classifier):
+        changes = _compare_encoders(stored, net)
     free = list(ADAPTED) if isinstance(net, HasDataLayers) else []
     if stored.card.net.init_args.get("channels") != net.channels:
         free.append("net.pixels")  # the scale of the first layer, which is new
-    refused = [Change(*change, "" if change[0] == "net" else f"model.{change[0]}") for change in found]
-    if refused := [change for change in refused if change.name not in free]:
-        raise UserError(refusal(str(file), refused, ()))
+    refused = []
+    for change in changes:
+        if change.name == "net":
+            change = replace(change, flag="")  # another class has other options, too
+        if change.name not in free:
+            refused.append(change)
+    if refused:
+        raise UserError(explain_refusal(str(file), refused, ()))
     stored.network([function["net"].class_path])  # raises if the weights do not fit their card
-    if classifies:
+    if isinstance(net, Classifier):
         _check_encoder(stored, net)
     return stored
 
 
-def _encoder_differences(stored: StoredModel, net: nn.Module) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the arguments that encoders share and that differ; those of a ResNet and a transformer are not compared."""
+def _compare_encoders(stored: StoredModel, net: nn.Module) -> Iterator[Change]:
+    """Yield the shared arguments of encoders that differ; a ResNet and a transformer are not compared."""
     before: Mapping[str, object] = {**BEFORE, **stored.card.net.init_args}
-    if ("patch_size" in before) == ("patch_size" in net.config):
-        for name in SHARED:
-            if name in before and name in net.config and before[name] != net.config[name]:
-                yield f"net.{name}", before[name], net.config[name]
+    if ("patch_size" in before) != ("patch_size" in net.config):
+        return
+    for name in SHARED:
+        if name in before and name in net.config and before[name] != net.config[name]:
+            yield Change(f"net.{name}", before[name], net.config[name], flag=f"model.net.{name}")
 
 
 def _check_encoder(stored: StoredModel, net: Classifier) -> None:
     """Raise a UserError unless the file has the encoder of a classifier."""
-    own, new = net.state_dict(), (head_module(net), *NORMS, *NAMES)
+    own = net.state_dict()
+    new = (head_module(net), *NORMS, *NAMES)
     encoder = {name: value for name, value in own.items() if name.partition(".")[0] not in new}
-    absent = [name for name in encoder if name not in stored.state]
-    # positions of an image size are interpolated
-    wrong = [name for name in encoder.keys() - {"pos_embed", *absent} if stored.state[name].shape != own[name].shape]
-    if absent or wrong:
+    problem = _find_problem(stored.state, encoder)
+    if problem:
         kind = stored.card.net.class_path.rpartition(".")[2]
-        what = f"no {absent[0]}" if absent else f"{wrong[0]} of another shape"
-        raise UserError(f"{stored.where} is of a {kind} with {what}: it has no encoder of this {type(net).__name__}")
+        raise UserError(f"{stored.where} is of a {kind} with {problem}: it has no encoder of this {type(net).__name__}")
     if "norm.weight" in stored.state and not any(f"{norm}.weight" in own for norm in NORMS):
-        raise UserError(f"{stored.where} has a norm after its last block, this network none: set --model.net.norm true")
+        raise UserError(
+            f"{stored.where} has a norm after its last block, this network has none: set --model.net.norm true"
+        )
+
+
+def _find_problem(state: Mapping[str, Tensor], encoder: Mapping[str, Tensor]) -> str:
+    """Return what the tensors of a file lack of an encoder; empty if they have all of it."""
+    for name in encoder:
+        if name not in state:
+            return f"no {name}"
+    for name, value in encoder.items():
+        if name != "pos_embed" and state[name].shape != value.shape:  # positions are interpolated
+            return f"{name} of another shape"
+    return ""
 
 
 def adapt(net: nn.Module, stored: StoredModel, function: Mapping[str, Any], data: ImageData) -> list[str]:
-    """Load the weights of `read_initial` into `net`, and return one line that says what was taken and what is new.
+    """Load the weights of `read_initial` into `net`, and return lines to print: which were taken and which are new.
 
-    A warning precedes it if they were trained for another path or prediction, or in another latent space.
+    A warning precedes them if the weights were trained for another path or prediction, or in another latent space.
 
     The head of a classifier is always new, and a decoder is left out. First and last layers are new for other channels.
     Learned positions are interpolated for another image size, fixed ones are the network's own. Rows of the label table
@@ -122,59 +153,102 @@ def adapt(net: nn.Module, stored: StoredModel, function: Mapping[str, Any], data
     Args:
         net: the network, as it was initialised.
         stored: the weights and their card.
-        function: what the task trains, see `Task.function_spec`.
+        function: the trained function, see `Task.function_spec`.
         data: the data, set up; their classes are known by name.
     """
-    own, theirs = net.state_dict(), stored.network([stored.card.net.class_path])
-    layers = net.data_layers if isinstance(net, HasDataLayers) else DataLayers((), ())
-    if isinstance(net, Classifier):
-        layers = DataLayers((head_module(net),), ("pos_embed",) if "pos_embed" in own else ())
-    adapted = [*_pixels(net, theirs, layers), *_positions(net, theirs, stored.state, layers)]
-    adapted += _labels(net, theirs, stored, layers, data.class_names)
-    state = stored.state | {name: value for name, value, _ in adapted}
+    own = net.state_dict()
+    theirs = stored.network([stored.card.net.class_path])
+    layers = _find_data_layers(net, own)
+    adapted = [
+        *_renew_pixels(net, theirs, layers),
+        *_adapt_positions(net, theirs, stored.state, layers),
+        *_adapt_labels(net, theirs, stored, layers, data.class_names),
+    ]
+    state: dict[str, Tensor | None] = dict(stored.state)
+    notes = {}
+    for tensor in adapted:
+        state[tensor.name] = tensor.value
+        if tensor.note:
+            notes[tensor.name] = tensor.note
     taken = {name: state[name] for name in own if state.get(name) is not None}
-    notes = {name: note for name, _, note in adapted if note}
     net.load_state_dict(taken, strict=False)
-    card, kind = stored.card, stored.card.net.class_path.rpartition(".")[2]
-    weights = f"{kind}, {card.weights} weights of step {card.step}"
-    parts = [f"{len(taken)} tensors from {stored.where} ({weights})", *map(" ".join, notes.items())]
     new = [name for name in own if name not in (*taken, *notes, *NAMES)]
+    left_out = {name.partition(".")[0] for name in stored.state.keys() - own.keys()}
+    summary = _describe(stored, len(taken), notes, new, sorted(left_out))
+    return [*stored.notes, *_warn_of_other_training(stored, function, data), summary]
+
+
+def _describe(
+    stored: StoredModel, taken: int, notes: Mapping[str, str], new: Sequence[str], left_out: Sequence[str]
+) -> str:
+    """Return the line that says which weights were taken from a file.
+
+    Args:
+        stored: the file.
+        taken: number of tensors that were taken.
+        notes: changes of tensors, by name.
+        new: names of tensors that keep their initial values.
+        left_out: parts of the file that were not used.
+    """
+    card = stored.card
+    kind = card.net.class_path.rpartition(".")[2]
+    parts = [f"{taken} tensors from {stored.where} ({kind}, {card.weights} weights of step {card.step})"]
+    parts += [f"{name} {note}" for name, note in notes.items()]
     parts.append(f"new: {', '.join(new) or 'nothing'}")
-    if left_out := sorted({name.partition(".")[0] for name in stored.state.keys() - own.keys()}):
+    if left_out:
         parts.append(f"left out: {', '.join(left_out)}")
-    return [*stored.notes, *_other_training(stored, function, data), "; ".join(parts)]
+    return "; ".join(parts)
 
 
-def _pixels(net: nn.Module, theirs: nn.Module, layers: DataLayers) -> Iterator[Adapted]:
-    """Yield the weights of layers that read or write channels, which are new for other channels, or of a new head."""
-    if theirs.channels != net.channels or isinstance(net, Classifier):
-        prefixes = tuple(f"{module}." for module in layers.pixels)
-        yield from ((name, None, "") for name in net.state_dict() if name.startswith(prefixes))
+def _find_data_layers(net: nn.Module, state: Mapping[str, Tensor]) -> DataLayers:
+    """Return the layers of a network that depend on the data; `state` is its state_dict."""
+    if isinstance(net, Classifier):
+        positions = ("pos_embed",) if "pos_embed" in state else ()
+        return DataLayers((head_module(net),), positions)
+    if isinstance(net, HasDataLayers):
+        return net.data_layers
+    return DataLayers((), ())
 
 
-def _positions(net: nn.Module, theirs: nn.Module, state: State, layers: DataLayers) -> Iterator[Adapted]:
-    """Yield positions for another image size, or for other prefix tokens; the last ones are what both have.
+def _renew_pixels(net: nn.Module, theirs: nn.Module, layers: DataLayers) -> Iterator[Adapted]:
+    """Yield the weights that stay new: for other channels the first and last layers, and the head of a classifier."""
+    if theirs.channels == net.channels and not isinstance(net, Classifier):
+        return
+    prefixes = tuple(f"{module}." for module in layers.pixels)
+    for name in net.state_dict():
+        if name.startswith(prefixes):
+            yield Adapted(name, None)
 
-    Fixed positions are computed, but those of a classifier are those of its encoder, and interpolated (MAE).
+
+def _adapt_positions(
+    net: nn.Module, theirs: nn.Module, state: Mapping[str, Tensor], layers: DataLayers
+) -> Iterator[Adapted]:
+    """Yield positions for another image size, or for other prefix tokens; the last prefix tokens are shared.
+
+    Fixed positions are computed, except that a classifier takes its encoder's positions and interpolates them (MAE).
     """
     parameters = dict(net.named_parameters())
     for name in layers.positions:
-        own, value = parameters[name].detach(), state[name].float()
+        own = parameters[name].detach()
+        value = state[name].float()
         side = math.isqrt(own.shape[1] - net.num_prefix_tokens)
         before = math.isqrt(value.shape[1] - theirs.num_prefix_tokens)
-        resized = f"{before}x{before} to {side}x{side} patches"
-        if side != before and not (parameters[name].requires_grad or isinstance(net, Classifier)):
-            yield name, None, f"computed for {side}x{side} patches"
+        is_fixed = not (parameters[name].requires_grad or isinstance(net, Classifier))
+        if side != before and is_fixed:
+            yield Adapted(name, None, f"computed for {side}x{side} patches")
             continue
         prefix = min(net.num_prefix_tokens, theirs.num_prefix_tokens)
         value = resize_positions(value[:, theirs.num_prefix_tokens - prefix :], prefix, side)
         fresh = own[:, : net.num_prefix_tokens - prefix]
-        notes = ["with a new one for the label"] if fresh.shape[1] else []
-        notes += [f"interpolated from {resized}"] if side != before else []
-        yield name, torch.cat([fresh, value], dim=1), " and ".join(notes)
+        notes = []
+        if fresh.shape[1]:
+            notes.append("with a new one for the label")
+        if side != before:
+            notes.append(f"interpolated from {before}x{before} to {side}x{side} patches")
+        yield Adapted(name, torch.cat([fresh, value], dim=1), " and ".join(notes))
 
 
-def _labels(
+def _adapt_labels(
     net: nn.Module, theirs: nn.Module, stored: StoredModel, layers: DataLayers, class_names: Sequence[str]
 ) -> Iterator[Adapted]:
     """Yield the adapted label table, or the bias that replaces it."""
@@ -184,46 +258,55 @@ def _labels(
     if not net.num_classes:
         if theirs.null_label and layers.label_bias:
             bias = stored.state[layers.label_bias].float() + table[theirs.num_classes]
-            yield layers.label_bias, bias, "plus the vector of the null label"
+            yield Adapted(layers.label_bias, bias, "plus the vector of the null label")
         return
-    rows, how = _known_classes(stored, net.num_classes, class_names)
-    parts = [f"{len(rows)} of {net.num_classes} classes ({how})"] if 0 < len(rows) < net.num_classes else []
-    complete = len(rows) == net.num_classes
+    rows, how = _match_classes(stored, net.num_classes, class_names)
+    is_complete = len(rows) == net.num_classes
+    parts = []
+    if rows and not is_complete:
+        parts.append(f"{len(rows)} of {net.num_classes} classes ({how})")
     if net.null_label and theirs.null_label:
         rows[net.num_classes] = theirs.num_classes
         parts.append("the null label")
-    if rows:
-        value = net.state_dict()[layers.labels].clone()
-        value[list(rows)] = table[list(rows.values())]
-        yield layers.labels, value, "" if complete else f"of {' and '.join(parts)}"
-    else:
-        yield layers.labels, None, ""
+    if not rows:
+        yield Adapted(layers.labels, None)
+        return
+    value = net.state_dict()[layers.labels].clone()
+    value[list(rows)] = table[list(rows.values())]
+    yield Adapted(layers.labels, value, "" if is_complete else f"of {' and '.join(parts)}")
 
 
-def _known_classes(stored: StoredModel, count: int, class_names: Sequence[str]) -> tuple[dict[int, int], str]:
-    """Return the rows of classes that a file knows, {ours: its}, and how they were found.
+def _match_classes(stored: StoredModel, count: int, class_names: Sequence[str]) -> tuple[dict[int, int], str]:
+    """Return the rows of classes that a file knows, {row here: row in the file}, and how they were matched.
 
-    Classes are those of equal names, or words for ImageNet's ids. An official file may have only numbers: its classes
-    are ours if they are as many.
+    Classes match by equal names, or by words for ImageNet's ids. An official file may have only numbers: its classes
+    match by number if the number of classes is equal.
     """
     card = stored.card
-    if card.class_hash is not None:
-        known: dict[str | tuple[str, ...], int] = {}
-        for row, name in enumerate(card.class_names):
-            known |= {name: row, synonyms(name): row}
-        keys = (name if name in known else synonyms(name) for name in class_names)
-        return {row: known[key] for row, key in enumerate(keys) if key in known}, "by name"
-    same = len(card.class_names) == count
-    return {row: row for row in range(count if same else 0)}, "by number"
+    rows: dict[int, int] = {}
+    if card.class_hash is None:
+        if len(card.class_names) == count:
+            rows = {row: row for row in range(count)}
+        return rows, "by number"
+    known: dict[str | tuple[str, ...], int] = {}
+    for row, name in enumerate(card.class_names):
+        known[name] = row
+        known[synonyms(name)] = row
+    for row, name in enumerate(class_names):
+        key = name if name in known else synonyms(name)
+        if key in known:
+            rows[row] = known[key]
+    return rows, "by name"
 
 
-def _other_training(stored: StoredModel, function: Mapping[str, Any], data: ImageData) -> Iterator[str]:
+def _warn_of_other_training(stored: StoredModel, function: Mapping[str, Any], data: ImageData) -> Iterator[str]:
     """Yield a warning if weights were trained for another path or prediction, or in another latent space."""
-    card = stored.card
-    parts = ((part, getattr(card, part), function[part]) for part in ("path", "prediction") if part in function)
-    found = [str(Change(*change)) for part in parts for change in part_differences(*part)]
+    found = []
+    for part in ("path", "prediction"):
+        if part in function:
+            found += map(str, compare_specs(part, getattr(stored.card, part), function[part]))
     try:
-        check_data(card, data, conditional=False)
+        check_data(stored.card, data, conditional=False)
     except UserError as error:
         found.append(str(error))
     if found:

@@ -19,11 +19,13 @@ PUBLISHED = {28: (8, 16), 24: (8, 18)}
 def default_pair(depth: int) -> tuple[int, int]:
     """Return student and reference block of a network of `depth` blocks, counted from 1.
 
-    SiT-XL (28) and SiT-L (24) have the paper's pairs. For other depths the paper gives rules alone: a student that is
+    SiT-XL (28) and SiT-L (24) have the paper's pairs. For other depths the paper only gives rules: a student that is
     not among the very first blocks, a reference that is not among the last fifth, a wide gap. Our reading is one third
     and two thirds of the depth.
     """
-    return PUBLISHED.get(depth, (round(depth / 3), round(2 * depth / 3)))
+    if depth in PUBLISHED:
+        return PUBLISHED[depth]
+    return round(depth / 3), round(2 * depth / 3)
 
 
 class LayerSync(AuxiliaryLoss):
@@ -48,14 +50,17 @@ class LayerSync(AuxiliaryLoss):
         self, student: str | int | None = None, reference: str | int | None = None, weight: float = 0.2
     ) -> None:
         super().__init__(None, weight)
-        self.student, self.reference = student, reference
+        self.student = student
+        self.reference = reference
 
     def bind(self, net: nn.Module) -> None:
         """Find the two layers of the network."""
         super().bind(net)
         student, reference = default_pair(len(net.layers) - 1)
-        student = student if self.student is None else self.student
-        reference = reference if self.reference is None else self.reference
+        if self.student is not None:
+            student = self.student
+        if self.reference is not None:
+            reference = self.reference
         (first,) = layer_indices(net.layers, [str(student)])
         (second,) = layer_indices(net.layers, [str(reference)])
         if first >= second:
@@ -71,4 +76,5 @@ class LayerSync(AuxiliaryLoss):
         with torch.autocast(student.device.type, enabled=False):
             ours = normalize(student[:, patches].float(), dim=-1)
             theirs = normalize(reference[:, patches].detach().float(), dim=-1)
-            return -(ours * theirs).sum(dim=-1).mean()
+            cosines = (ours * theirs).sum(dim=-1)
+            return -cosines.mean()

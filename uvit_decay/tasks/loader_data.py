@@ -1,4 +1,4 @@
-"""The data of a plain Lightning script: loaders of its own, passed to `Trainer.fit` instead of a data module."""
+"""The data of a plain Lightning script: its own loaders, passed to `Trainer.fit` instead of a data module."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ WANTED = "pass a DataLoader of (images, labels), or a data module of uvit_decay.
 
 
 class LoaderData:
-    """What a task asks its data, answered for `Trainer.fit(task, DataLoader(...))`.
+    """Substitute for a data module in `Trainer.fit(task, DataLoader(...))`.
 
-    The loader yields (images, labels), or images alone for a network without labels. Images are float (b, c, h, w) of
+    The loader yields (images, labels), or only images for a network without labels. Images are float (b, c, h, w) in
     about [-1, 1], or uint8; labels are integers (b,) from 0. Noise and times follow the step and the position in the
-    global batch, as for a data module. The order of the images is the loader's own: a run that is resumed within an
+    global batch, as for a data module. The loader decides the order of the images: a run that is resumed within an
     epoch begins this epoch again.
 
     Args:
@@ -37,7 +37,8 @@ class LoaderData:
     test = None
 
     def __init__(self, trainer: Trainer, net: nn.Module) -> None:
-        self.trainer, self.net = trainer, net
+        self.trainer = trainer
+        self.net = net
         self.class_names = tuple(map(str, range(net.num_classes)))
         self._lengths: dict[bool, int] = {}  # images of the first batch of training (True) and of validation
 
@@ -48,11 +49,13 @@ class LoaderData:
 
     @property
     def batch_size(self) -> int:
-        """Global batch size, over all devices; raise a UserError if the training loader does not tell it."""
+        """Global batch size, over all devices; raises a UserError if the training loader does not tell it."""
         self._set_up_loader()
         loader = self.trainer.train_dataloader
-        batches = getattr(loader, "batch_sampler", None)
-        size = getattr(loader, "batch_size", None) or getattr(batches, "batch_size", None)
+        size = getattr(loader, "batch_size", None)
+        if not size:
+            sampler = getattr(loader, "batch_sampler", None)
+            size = getattr(sampler, "batch_size", None)
         if not isinstance(size, int):
             raise UserError(f"a {type(loader).__name__} does not tell its batch_size: {WANTED}")
         return size * self.trainer.world_size * self.micro_batches
@@ -62,7 +65,9 @@ class LoaderData:
         self._set_up_loader()
         total = self.trainer.estimated_stepping_batches
         epoch = self.trainer.num_training_batches / self.micro_batches
-        return epoch if math.isinf(epoch) else math.ceil(epoch), total
+        if not math.isinf(epoch):
+            epoch = math.ceil(epoch)
+        return epoch, total
 
     def _set_up_loader(self) -> None:
         """Let the trainer set up its loader, which it does only after the optimizer."""
@@ -77,26 +82,29 @@ class LoaderData:
         """Return a batch of the loader, already on the device, in the form that tasks take.
 
         Args:
-            given: what the loader yielded.
+            given: the batch as the loader yields it.
             index: number of the batch in its epoch.
             trains: whether it is a batch of training.
 
         Raises:
             UserError: it does not hold images and labels that the network takes.
         """
-        images, labels = self._parts(given)
+        images, labels = self._split(given)
         images = to_float(images) if images.dtype == torch.uint8 else images.float()
         if trains not in self._lengths:
             self._check(images, labels)
             self._lengths[trains] = len(images)
-        parts = self.micro_batches if trains else 1
         length = self._lengths[trains]
-        number = self.trainer.global_step if trains else index
+        parts = 1
+        number = index
+        if trains:
+            parts = self.micro_batches
+            number = self.trainer.global_step
         first = (self.trainer.global_rank * parts + index % parts) * length
         return Batch(images, labels, number, first, length * parts * self.trainer.world_size)
 
-    def _parts(self, given: Any) -> tuple[Tensor, Tensor]:
-        """Return images and int64 labels of a batch; labels are 0 where the network takes none."""
+    def _split(self, given: Any) -> tuple[Tensor, Tensor]:
+        """Return images and int64 labels of a batch; labels are 0 if the network takes no labels."""
         parts = list(given) if isinstance(given, Sequence) else [given]
         if len(parts) == 1 and not self.net.num_classes and isinstance(parts[0], Tensor):
             parts.append(torch.zeros(len(parts[0]), dtype=torch.int64, device=parts[0].device))
@@ -112,7 +120,7 @@ class LoaderData:
         return images, labels.long()
 
     def _check(self, images: Tensor, labels: Tensor) -> None:
-        """Raise a UserError if shape or labels do not fit the network; warn of images in [0, 1]."""
+        """Raise a UserError if shape or labels do not fit the network; warn about images in [0, 1]."""
         size, classes = self.net.image_size, self.net.num_classes
         wanted = (self.net.channels, size, size)
         if images.shape[1:] != wanted:

@@ -15,7 +15,7 @@ class MAETask(Task):
     """Pre-training of a masked autoencoder: the mean squared error of the patches that it does not see.
 
     The mask of an image is a function of (seed, step, position in the global batch), the same on any number of
-    processes and micro-batches; that of validation a function of (seed, number of the image).
+    processes and micro-batches. In validation it is a function of (seed, number of the image).
 
     Args:
         net: the masked autoencoder.
@@ -26,7 +26,7 @@ class MAETask(Task):
         seed: seed of the masks.
         auxiliary: see `Task`; the states are of the encoder.
         init_from: a .ckpt or .safetensors of this project, or an official file, whose weights the network starts
-            from; see `adapt`. Channels and image size may be others. Not read when a run resumes.
+            from; see `adapt`. Channels and image size may differ. Not read when a run resumes.
 
     Raises:
         UserError: a mask_ratio out of range, or one that leaves no patch or removes none.
@@ -50,5 +50,6 @@ class MAETask(Task):
     def loss(self, batch: Batch, stage: str) -> Tensor:
         """Return the mean loss of a part of a global batch; all its images have the same number of removed patches."""
         noise = uniform("mask", stage, self.seed, rows=batch.sample_ids, shape=(self.net.patch_embed.tokens,))
-        prediction, mask = self.observed(batch)(batch.images, noise, self.mask_ratio)
+        net = self.observed(batch)
+        prediction, mask = net(batch.images, noise, self.mask_ratio)
         return self.net.reconstruction_loss(batch.images, prediction, mask)

@@ -16,7 +16,8 @@ from uvit_decay.runtime.optimizers import LARS, MUON, Muon
 
 Groups = Sequence[dict[str, Any]]  # parameters with their lr and weight_decay
 FLAG, ARGUMENTS = "--model.optim.optimizer", "--model.optim.arguments"
-OF_GROUPS = ("params", "lr", "weight_decay")  # arguments that the groups have
+OF_GROUPS = ("params", "lr", "weight_decay")  # arguments that are set for each group
+CANNOT_TRAIN = {LBFGS: "several losses in each step", SparseAdam: "sparse gradients"}  # class -> what it needs
 ADAM = ("exp_avg", "exp_avg_sq")
 
 
@@ -25,10 +26,10 @@ class Rule:
     """An optimizer that has a name.
 
     Args:
-        build: makes the optimizer of groups, the learning rate, betas and momentum.
+        build: function (groups, learning rate, betas, momentum) -> optimizer.
         buffers: names of its tensors for each parameter, which have the parameter's shape.
-        counts: whether it has a step count for each parameter, too.
-        gain_power: the power of a branch's gain by which `rate_over_gain` divides the rate; None if there is none.
+        counts: whether it also has a step count for each parameter.
+        gain_power: the power of a branch's gain by which `rate_over_gain` divides the rate; None if it does not work.
         whole: whether it needs whole matrices, which FSDP shards.
     """
 
@@ -43,37 +44,42 @@ OPTIMIZERS: dict[str, Rule] = {
     "adamw": Rule(
         lambda groups, lr, betas, momentum: AdamW(groups, lr, betas, fused=True), ADAM, counts=True, gain_power=1
     ),
-    "muon": Rule(Muon, ADAM, counts=True, gain_power=1, whole=True),  # its matrices have one buffer, see `named_state`
+    "muon": Rule(Muon, ADAM, counts=True, gain_power=1, whole=True),  # its matrices have one buffer, see `build_state`
     "lars": Rule(lambda groups, lr, betas, momentum: LARS(groups, lr, momentum), ("momentum_buffer",), whole=True),
     "sgd": Rule(lambda groups, lr, betas, momentum: SGD(groups, lr, momentum), ("momentum_buffer",), gain_power=2),
 }
 
 
-def named_state(name: str, parameter: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
+def build_state(name: str, parameter: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return an example of the state of a parameter after a step of a named optimizer: tensors of the right shapes."""
     if group.get(MUON):
         return {"momentum_buffer": parameter}
     rule = OPTIMIZERS[name]
-    counts = {"step": torch.tensor(0.0)} if rule.counts else {}
-    return counts | dict.fromkeys(rule.buffers, parameter)
+    state = {}
+    if rule.counts:
+        state["step"] = torch.tensor(0.0)
+    for buffer in rule.buffers:
+        state[buffer] = parameter
+    return state
 
 
 def find_class(path: str) -> type[Optimizer]:
-    """Return the class of an optimizer, of torch.optim or of a module that is imported already, as by --trust.
+    """Return the class of an optimizer of torch.optim, or of a module that is already imported, for example by --trust.
 
     Raises:
-        UserError: no such class, or one that cannot train here.
+        UserError: no such class, or a class that cannot train here.
     """
     module, _, name = path.rpartition(".")
     kind = getattr(sys.modules.get(module), name, None)
     names = ", ".join(OPTIMIZERS)
     if not (isinstance(kind, type) and issubclass(kind, Optimizer)):
-        known = f"give one of {names}, or the class path of an optimizer such as torch.optim.NAdam"
-        trust = f"; --trust {module} imports its module" if module else ""
-        raise UserError(f"{FLAG} {path}: there is no such optimizer; {known}{trust}")
-    if issubclass(kind, LBFGS | SparseAdam):
-        needs = "sparse gradients" if issubclass(kind, SparseAdam) else "several losses in each step"
-        raise UserError(f"{FLAG} {path}: it needs {needs}; give one of {names}, or another class")
+        advice = f"give one of {names}, or the class path of an optimizer such as torch.optim.NAdam"
+        if module:
+            advice += f"; --trust {module} imports its module"
+        raise UserError(f"{FLAG} {path}: there is no such optimizer; {advice}")
+    for refused, needs in CANNOT_TRAIN.items():
+        if issubclass(kind, refused):
+            raise UserError(f"{FLAG} {path}: it needs {needs}; give one of {names}, or another class")
     return kind
 
 
@@ -83,21 +89,36 @@ def build_class(path: str, arguments: Mapping[str, Any], groups: Groups, lr: flo
     Raises:
         UserError: a class or arguments that do not fit, or a weight decay that the class does not have.
     """
-    kind, where = find_class(path), f"{FLAG} {path}"
-    if given := [name for name in OF_GROUPS if name in arguments]:
-        raise UserError(f"{ARGUMENTS} must not hold {given[0]}: set --model.optim.lr and --model.optim.weight_decay")
-    with explained(f"{where} with {ARGUMENTS} {dict(arguments)}", Exception):  # a class may raise anything
-        plain = [{name: value for name, value in group.items() if name != "weight_decay"} for group in groups]
-        decays = any(group.get("weight_decay") for group in groups)
-        if "weight_decay" in kind([nn.Parameter(torch.zeros(2, 2))], lr=lr, **arguments).defaults:
+    kind = find_class(path)
+    for name in OF_GROUPS:
+        if name in arguments:
+            raise UserError(f"{ARGUMENTS} must not hold {name}: set --model.optim.lr and --model.optim.weight_decay")
+    flag = f"{FLAG} {path}"
+    with explained(f"{flag} with {ARGUMENTS} {dict(arguments)}", Exception):  # a class may raise anything
+        example = kind([nn.Parameter(torch.zeros(2, 2))], lr=lr, **arguments)
+        if "weight_decay" in example.defaults:
             return kind(groups, lr=lr, **arguments)
-        if decays:
-            raise UserError(f"{where} has no weight decay: set --model.optim.weight_decay 0")
-        return kind(plain, lr=lr, **arguments)
+        if any(group.get("weight_decay") for group in groups):
+            raise UserError(f"{flag} has no weight decay: set --model.optim.weight_decay 0")
+        return kind(_without_weight_decay(groups), lr=lr, **arguments)
 
 
-def class_state(path: str, arguments: Mapping[str, Any], parameter: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state of a parameter after a step of an optimizer by class path: of one like it, of zeros."""
+def _without_weight_decay(groups: Groups) -> list[dict[str, Any]]:
+    found = []
+    for group in groups:
+        group = dict(group)
+        group.pop("weight_decay", None)
+        found.append(group)
+    return found
+
+
+def build_class_state(
+    path: str, arguments: Mapping[str, Any], parameter: Tensor, group: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the state that an optimizer by class path keeps for a parameter like this one after a step.
+
+    The step is made with a parameter and a gradient of zeros.
+    """
     with explained(f"{FLAG} {path} cannot make a step", Exception):
         values = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype).zero_()
         twin = nn.Parameter(values)

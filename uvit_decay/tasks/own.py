@@ -17,8 +17,11 @@ from uvit_decay.checkpoint.io import NET, OWN
 
 def own_parameters(task: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """Return the trained parameters beside the network, with their names in checkpoints; shared ones occur once."""
-    named = task.named_parameters()
-    return [(OWN + name, value) for name, value in named if value.requires_grad and not name.startswith(NET)]
+    found = []
+    for name, parameter in task.named_parameters():
+        if parameter.requires_grad and not name.startswith(NET):
+            found.append((OWN + name, parameter))
+    return found
 
 
 def own_tensors(task: nn.Module) -> list[Tensor]:
@@ -28,14 +31,14 @@ def own_tensors(task: nn.Module) -> list[Tensor]:
 
 
 def name_own_state(task: nn.Module) -> None:
-    """Let `task.state_dict()` and `task.load_state_dict()` use the names of this module's docstring."""
+    """Make `task.state_dict()` and `task.load_state_dict()` use the names in this module's docstring."""
     task.register_state_dict_post_hook(_rename_for_saving)
     task.register_load_state_dict_pre_hook(_rename_for_loading)
 
 
 def _rename_for_saving(task: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
-    """Give what is beside the network its prefix, in place, and leave out frozen modules."""
-    frozen = tuple(prefix + name for name in _frozen(task))
+    """Add the prefix to all names outside the network, in place, and leave out frozen modules."""
+    frozen = tuple(prefix + name for name in _find_frozen(task))
     for name in list(state):
         if name.startswith(prefix + NET):
             continue
@@ -46,15 +49,16 @@ def _rename_for_saving(task: nn.Module, state: dict[str, Any], prefix: str, *_: 
 
 def _rename_for_loading(task: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
     """Undo `_rename_for_saving` in place; frozen modules keep the values that they have."""
-    for name in [name for name in state if name.startswith(prefix + OWN)]:
-        state[prefix + name.removeprefix(prefix + OWN)] = state.pop(name)
-    for module in _frozen(task):
+    for name in list(state):
+        if name.startswith(prefix + OWN):
+            state[prefix + name.removeprefix(prefix + OWN)] = state.pop(name)
+    for module in _find_frozen(task):
         part = task.get_submodule(module.rstrip("."))
         part.state_dict(destination=state, prefix=prefix + module)
 
 
-def _frozen(task: nn.Module) -> Iterator[str]:
-    """Yield the names of the largest frozen modules beside the network, each with a dot at its end."""
+def _find_frozen(task: nn.Module) -> Iterator[str]:
+    """Yield the names of the outermost frozen modules beside the network, each with a dot at its end."""
     found: tuple[str, ...] = ()
     for name, module in task.named_modules():
         inside = f"{name}."

@@ -8,7 +8,7 @@ decayed network stays equal to the plain one, without weight decay, if each step
 - **Adam, and Muon for a whole matrix**: a step does not depend on the scale of the gradient. The rate is lr / g.
 - **SGD**, with or without momentum: a step is proportional to the gradient, which has the factor g: lr / g^2.
 - **LARS**: no factor does this. The step of a matrix that is not 0 is proportional to its norm, which needs the factor
-  1. The step of a bias, and the first step of a matrix that starts at 0, are those of SGD, which need 1 / g^2.
+  1. The step of a bias, and the first step of a matrix that starts at 0, are steps of SGD, which need 1 / g^2.
 - **Muon for a gate**: no factor does this. A gate is some rows of a matrix, and Muon orthogonalises the whole update.
 
 With weight decay, the rows shrink at the corrected rate too: by the factor 1 - rate * weight_decay in a step of AdamW.
@@ -58,10 +58,26 @@ def rate_factors(net: nn.Module, power: int) -> RateFactors:
                 factors.of_parameters[name] = factor
                 continue
             count = net.get_parameter(name).shape[0]
-            of_all = factors.of_rows.setdefault(name, torch.ones(count, dtype=torch.float64))
+            of_rows = factors.of_rows.setdefault(name, torch.ones(count, dtype=torch.float64))
             each = count // rows.parts
-            of_all[rows.part * each : (rows.part + 1) * each] = factor
+            first = rows.part * each
+            of_rows[first : first + each] = factor
     return factors
+
+
+@dataclass(frozen=True)
+class ScaledRows:
+    """Rows of a parameter whose steps are multiplied.
+
+    Args:
+        parameter: the parameter, which may be sharded.
+        indices: int64 (n,), indices of the rows in this rank's part.
+        factors: (n,), their factors in the dtype of the parameter.
+    """
+
+    parameter: Tensor
+    indices: Tensor
+    factors: Tensor
 
 
 class RowSteps:
@@ -69,9 +85,9 @@ class RowSteps:
 
     The parameters of a group have one rate, and a tensor is in one group. So these rows are set to
     before + factor * (after - before) after each step of the optimizer. In AdamW and SGD the step of each number is
-    proportional to the rate, weight decay included. Their rows therefore move as in a group of their own with the rate
-    factor * lr, to the rounding of the parameter's dtype. The moments, which no rate changes, stay those of the whole
-    tensor, so that checkpoints have the same form as without.
+    proportional to the rate, weight decay included. The rows therefore move as in a group with the rate factor * lr, up
+    to the rounding of the parameter's dtype. The moments do not depend on the rate and stay in one tensor, so that
+    checkpoints have the same form as without these hooks.
 
     Args:
         optimizer: the optimizer.
@@ -79,23 +95,27 @@ class RowSteps:
     """
 
     def __init__(self, optimizer: Optimizer, factors: Iterable[tuple[Tensor, Tensor]]) -> None:
-        self.rows: list[tuple[Tensor, Tensor, Tensor]] = []  # this rank's part of a parameter, indices, their factors
-        self.before: list[Tensor] = []
+        self.rows: list[ScaledRows] = []
+        self.before: list[Tensor] = []  # the rows before the present step
         for parameter, of_rows in factors:
             ours = local(like(parameter, of_rows.to(parameter.dtype)))
             indices = (ours != 1.0).nonzero().flatten()
-            self.rows.append((parameter, indices, ours[indices]))
+            self.rows.append(ScaledRows(parameter, indices, ours[indices]))
         optimizer.register_step_pre_hook(self.keep)
         optimizer.register_step_post_hook(self.scale)
 
     def keep(self, *_: Any) -> None:
         """Copy the rows before a step."""
-        self.before = [local(p.detach()).index_select(0, indices) for p, indices, _ in self.rows]
+        self.before = []
+        for rows in self.rows:
+            part = local(rows.parameter.detach())
+            self.before.append(part.index_select(0, rows.indices))
 
     def scale(self, *_: Any) -> None:
         """Multiply the step of the rows after a step."""
-        for (parameter, indices, factors), before in zip(self.rows, self.before, strict=True):
-            part = local(parameter.detach())
-            factors = factors.view(-1, *[1] * (part.dim() - 1))
-            part.index_copy_(0, indices, torch.lerp(before, part.index_select(0, indices), factors))
+        for rows, before in zip(self.rows, self.before, strict=True):
+            part = local(rows.parameter.detach())
+            after = part.index_select(0, rows.indices)
+            factors = rows.factors.view(-1, *[1] * (part.dim() - 1))
+            part.index_copy_(0, rows.indices, torch.lerp(before, after, factors))
         self.before = []

@@ -33,7 +33,7 @@ EPS = 1e-6  # added to iREPA's standard deviation
 def open_teacher(name: str, trust: Sequence[str] = ()) -> ProbedNetwork:
     """Open an encoder in eval mode without gradients: a checkpoint or folder of this project, or timm:NAME[=FILE].
 
-    For a DINOv2 of timm with a FILE the positions are interpolated as by facebookresearch/dinov2, to 224 pixels.
+    For a DINOv2 of timm with a FILE the positions are interpolated to 224 pixels as in facebookresearch/dinov2.
 
     Raises:
         UserError: it does not exist, cannot be read, or is a denoiser.
@@ -56,28 +56,28 @@ class REPA(AuxiliaryLoss):
         loss = - mean over images and patches of cos(projector(h_k), e(x))
 
     h_k is the state after block k for the noised image, e(x) the last state of the encoder for the clean image, after
-    its final norm if it has one. The encoder sees the images of the batch, mirrored as they are; pictures of another
+    its final norm if it has one. The encoder sees the augmented images of the batch, without noise. Pictures of another
     size are resized for it (bicubic, antialiased). If its grid of patches differs from the network's, its tokens are
-    interpolated to it (bilinear, antialiased). It is frozen and not stored in checkpoints. The projector is trained and
-    stored.
+    interpolated to the network's grid (bilinear, antialiased). The encoder is frozen and not stored in checkpoints. The
+    projector is trained and stored.
 
     `mlp` is REPA: three linear layers with SiLU between. `conv` is iREPA: one 3x3 convolution, and targets that are
     standardised over the patches of an image for each channel. On ImageNet-256 with DINOv2-B, SiT-XL/2 without guidance
-    is reported at FID 7.9 instead of 17.2 (80 epochs); what a decayed MAE does as the encoder is not known.
+    is reported at FID 7.9 instead of 17.2 (80 epochs). The effect of a decayed MAE as the encoder is not known.
 
     Args:
         teacher: the encoder: a checkpoint or exported folder of this project, of the same pixels or the same latents,
             or for pixels timm:NAME (weights from the hub's cache or the network) or timm:NAME=FILE.
-        layer: name or number of the layer, number i is the state after block i. Null: 8 for networks of 24 blocks and
-            more, otherwise a third of the depth (4 of 12, as iREPA for SiT-B).
+        layer: name or number of the layer; number i is the state after block i. Null: 8 for networks with 24 blocks or
+            more, otherwise a third of the depth (4 of 12, as in iREPA for SiT-B).
         projector: `mlp` or `conv`.
         weight: factor of this loss in the loss of a step, not negative; null: 0.5 for `mlp`, 1 for `conv`.
         hidden: width of the hidden layers of `mlp`.
         trust: modules or classes from elsewhere that the teacher's checkpoint may name, see docs/extending.md.
 
     Raises:
-        UserError: a teacher that is missing, a denoiser, or of other images than the data; a layer that the network
-            does not have; a masked autoencoder as the network.
+        UserError: a teacher that is missing, is a denoiser, or does not fit the images of the data; a layer that the
+            network does not have; a masked autoencoder as the network.
     """
 
     def __init__(
@@ -92,7 +92,9 @@ class REPA(AuxiliaryLoss):
         check_choice(ProjectorKind, projector=projector)
         check_whole(1, hidden=hidden)
         super().__init__(None, WEIGHTS[projector] if weight is None else weight)
-        self.layer, self.kind, self.hidden = layer, projector, hidden
+        self.layer = layer
+        self.kind = projector
+        self.hidden = hidden
         self.teacher = open_teacher(teacher, trust or ())  # not a module of this one: neither stored nor trained
         self.where = f"--model.auxiliary.teacher {teacher}"
 
@@ -100,11 +102,14 @@ class REPA(AuxiliaryLoss):
         """Find the layer of the network, and build the projector from its width to the encoder's."""
         super().bind(net)
         if isinstance(net, MAE):
-            raise UserError("REPA needs the tokens of all patches, an MAE sees a part of them: use a denoiser")
-        self._image_size, self._channels = net.image_size, net.channels
-        depth = len(net.layers) - 1
-        default = 8 if depth >= 24 else round(depth / 3)
-        self.layers = layer_indices(net.layers, [str(default if self.layer is None else self.layer)])
+            raise UserError("REPA needs the tokens of all patches, and an MAE sees only some of them: use a denoiser")
+        self._image_size = net.image_size
+        self._channels = net.channels
+        layer = self.layer
+        if layer is None:
+            depth = len(net.layers) - 1
+            layer = 8 if depth >= 24 else round(depth / 3)
+        self.layers = layer_indices(net.layers, [str(layer)])
         self.projector = build_projector(self.kind, net.dim, self.teacher.net.dim, self.hidden)
 
     def prepare(self, data: ImageData | LoaderData, images: int) -> None:
@@ -134,7 +139,8 @@ class REPA(AuxiliaryLoss):
     def target(self, images: Float[Tensor, "b c h w"], patches: int) -> Float[Tensor, "b n k"]:
         """Return the encoder's patch tokens of clean images in float32, on a grid of this number of patches."""
         net = self.teacher.net.to(images.device)
-        for state in net.forward_intermediates(fit_pictures(images, net, self.where)):
+        pictures = fit_pictures(images, net, self.where)
+        for state in net.forward_intermediates(pictures):
             tokens = state
         norm = final_norm(net)
         if norm is not None:

@@ -21,15 +21,15 @@ from torch.optim import Optimizer
 
 from uvit_decay.nn.intermediates import layer_blocks
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.tasks.ddp import Replicated
+from uvit_decay.tasks.ddp import Replicated, explain_missing_gradient
 from uvit_decay.tasks.own import own_tensors
 
 
 class Sharded(Replicated):
     """Lightning's DDP strategy, except that the network is sharded where DDP would wrap it.
 
-    The order of all hooks, in resumption too, is that of DDP. Lightning's FSDPStrategy implements FSDP1 and needs GPUs;
-    its ModelParallelStrategy loads a checkpoint key by key before the task can refuse it.
+    Hooks run in the same order as with DDP, in resumption too. Lightning's FSDPStrategy implements FSDP1 and needs
+    GPUs. Its ModelParallelStrategy loads a checkpoint key by key before the task can refuse it.
     """
 
     def setup(self, trainer: Trainer) -> None:
@@ -40,26 +40,26 @@ class Sharded(Replicated):
             self.setup_precision_plugin()
 
     def configure_ddp(self) -> None:
-        """Shard the network; what the task holds beside it is replicated from rank 0."""
+        """Shard the network; the task's own parameters and buffers are copied from rank 0."""
         mesh = init_device_mesh(self.root_device.type, (self.world_size,))
         for tensor in own_tensors(self.lightning_module):
             distributed.broadcast(tensor.detach(), 0)
         shard(self.lightning_module.net, mesh, bf16=self.precision_plugin.precision == "bf16-mixed")
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        return gathered(super().lightning_module_state_dict())
+        return gather(super().lightning_module_state_dict())
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         state = super().optimizer_state(optimizer)
-        return {**state, "state": {i: gathered(values) for i, values in state["state"].items()}}
+        moments = {i: gather(values) for i, values in state["state"].items()}
+        return {**state, "state": moments}
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         for optimizer, stored in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
-            parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            state = {  # moments are sharded as their parameters are; step counts are scalars
-                i: {key: value if value.dim() == 0 else like(parameters[i], value) for key, value in values.items()}
-                for i, values in stored["state"].items()
-            }
+            parameters: list[Tensor] = []
+            for group in optimizer.param_groups:
+                parameters += group["params"]
+            state = {i: _shard_moments(parameters[i], values) for i, values in stored["state"].items()}
             optimizer.load_state_dict({**stored, "state": state})
 
     def teardown(self) -> None:
@@ -70,27 +70,36 @@ class Sharded(Replicated):
         self.checkpoint_io.teardown()
 
 
+def _shard_moments(parameter: Tensor, moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the moments of a parameter, sharded as it is; step counts, which are scalars, are not sharded."""
+    found = dict(moments)
+    for name, value in moments.items():
+        if value.dim() > 0:
+            found[name] = like(parameter, value)
+    return found
+
+
 def average_gradients(named: Iterable[tuple[str, nn.Parameter]]) -> None:
     """Average the gradients of replicated parameters over the ranks, in place; all ranks must call this.
 
-    DistributedDataParallel does so by itself; a task's own parameters beside a sharded network have no wrapper.
+    DistributedDataParallel averages by itself, but it does not wrap a task whose network is sharded.
 
     Raises:
         UserError: a parameter without a gradient.
     """
     for name, parameter in named:
         if parameter.grad is None:
-            raise UserError(f"{name} got no gradient in this step: freeze it (requires_grad False), or use it")
+            raise UserError(explain_missing_gradient(name))
         distributed.all_reduce(parameter.grad)
         parameter.grad /= distributed.get_world_size()
 
 
 def shard(net: nn.Module, mesh: DeviceMesh, bf16: bool = False) -> None:
-    """Shard each parameter by rows over the ranks of `mesh`; the values are those of rank 0, as under DDP.
+    """Shard each parameter by rows over the ranks of `mesh`; the values are copied from rank 0, as under DDP.
 
     Blocks are gathered one at a time; a network without known layers is gathered as a whole. With `bf16`, for training
-    under autocast to bfloat16, blocks whose parameters are all of linear maps are gathered in bfloat16. The values are
-    those of autocast, which would gather twice the bytes and keep its copies of all blocks until the end of the step.
+    under autocast to bfloat16, blocks with only linear layers are gathered in bfloat16. The values equal the values of
+    autocast, which would gather twice the bytes and keep its copies of all blocks until the end of the step.
     """
     if isinstance(net, FSDPModule):
         return
@@ -98,15 +107,19 @@ def shard(net: nn.Module, mesh: DeviceMesh, bf16: bool = False) -> None:
         distributed.broadcast(value, 0)
     half = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for module in (*layer_blocks(net), net):
-        policy = half if bf16 and module is not net and _is_linear(module) else MixedPrecisionPolicy()
-        # The network itself, too: by default it stays gathered from the forward to the backward pass, if there is one.
+        in_half = bf16 and module is not net and _is_linear(module)
+        policy = half if in_half else MixedPrecisionPolicy()
+        # By default the network itself would stay gathered from the forward to the backward pass, if there is one.
         fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
 
 
 def _is_linear(module: nn.Module) -> bool:
-    """Return whether all parameters are those of linear maps; norms are kept in float32."""
-    owners = [part for part in module.modules() if next(part.parameters(recurse=False), None) is not None]
-    return all(isinstance(part, nn.Linear) for part in owners)
+    """Return whether all parameters belong to linear layers; norms are kept in float32."""
+    for part in module.modules():
+        has_parameters = next(part.parameters(recurse=False), None) is not None
+        if has_parameters and not isinstance(part, nn.Linear):
+            return False
+    return True
 
 
 def original_class(net: nn.Module) -> type[nn.Module]:
@@ -115,18 +128,19 @@ def original_class(net: nn.Module) -> type[nn.Module]:
 
 
 def skeleton(net: nn.Module, changed: Mapping[str, Any] | None = None) -> nn.Module:
-    """Return a network with the arguments of this one, apart from those that are `changed`, on the meta device."""
+    """Return a network on the meta device with the arguments of this one, updated by `changed`."""
+    arguments = {**net.config, **(changed or {})}
     with torch.device("meta"):
-        return original_class(net)(**{**net.config, **(changed or {})})
+        return original_class(net)(**arguments)
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return this rank's shard, which shares its memory, or the tensor if it is not sharded."""
+    """Return this rank's shard, which shares the memory of the tensor, or the tensor if it is not sharded."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def full(tensor: Tensor) -> Tensor:
-    """Return the full tensor of a sharded one, on every rank; all ranks must call this."""
+    """Return the full tensor of a sharded tensor, on every rank; all ranks must call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -137,31 +151,35 @@ def like(parameter: Tensor, value: Tensor) -> Tensor:
     return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
 
 
-def gathered(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return full tensors of sharded ones, gathered one by one to the CPU of rank 0 only; others unchanged."""
-    kept = {}
+def gather(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Gather sharded tensors one by one to the CPU of rank 0; all ranks must call this.
+
+    Rank 0 gets all tensors. Other ranks get the tensors that are not sharded, which are returned unchanged everywhere.
+    """
+    found = {}
     for name, tensor in tensors.items():
         value = full(tensor)
         if value is tensor:
-            kept[name] = tensor
+            found[name] = tensor
         elif tensor.device_mesh.get_rank() == 0:
-            kept[name] = value.cpu()
-    return kept
+            found[name] = value.cpu()
+    return found
 
 
 @contextmanager
 def whole(task: LightningModule) -> Iterator[None]:
     """Replace a sharded `task.net` within the context by an ordinary network with the same weights, on every rank.
 
-    Ranks may then call it unequally often, as their shares of the samples need; all ranks must call a sharded network
-    equally often.
+    All ranks must call a sharded network equally often. Within the context, they need not: ranks may have different
+    shares of the samples.
     """
     sharded = task.net
     if not isinstance(sharded, FSDPModule):
         yield
         return
     net = skeleton(sharded)
-    net.load_state_dict({name: full(value) for name, value in sharded.state_dict().items()}, assign=True)
+    state = {name: full(value) for name, value in sharded.state_dict().items()}
+    net.load_state_dict(state, assign=True)
     task.net = net.train(sharded.training)
     try:
         yield

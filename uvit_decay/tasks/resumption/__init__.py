@@ -1,14 +1,16 @@
 """Resuming a run from one of its checkpoints: which one, what may differ, and what is restored.
 
-1. `files.newest` finds the checkpoint that `--ckpt_path auto` or `last` means: of the run with the highest number, then
-   of the highest step. `auto` skips runs whose settings differ in something that changes weights (`settings.same_run`).
+1. `files.find_newest` finds the checkpoint that `--ckpt_path auto` or `last` means: in the run with the highest number
+   the checkpoint with the highest step. `auto` skips runs whose settings differ in something that changes weights
+   (`settings.is_same_run`).
 2. The bytes of this file are compared with their checksums; if they differ, the next newest checkpoint is taken.
    `files.Checkpoints` opens each file once: only the chosen one is read to its end.
-3. `start.resume` checks it against this run before any work: names, shapes and finiteness of all tensors, the function
-   of the network, and all settings that decide how training continues (`check.check`). Each difference is named, with
-   the flag that undoes it; `--resume.allow` accepts those that are listed there.
+3. `start.resume` checks it against this run before any work: names, shapes and finiteness of all tensors
+   (`form.check_form`), the function of the network, and all settings that decide how training continues
+   (`check.check`). Each difference is named, with the flag that undoes it; `--resume.allow` accepts the differences
+   that it lists.
 4. Lightning loads the file again and restores weights, averages, moments and counters. The task checks classes and
-   images of the data (`check.check_data`) and replaces the counters of Lightning's loops (`check.restore_counters`).
+   images of the data and replaces the counters of Lightning's loops (`restore.restore_run`).
 5. Training continues with the next global batch: everything else in a step is a function of the seed and the step.
-   The learning rate, its schedule and all settings of the optimizer are those of this run.
+   The learning rate, its schedule and all settings of the optimizer are the settings of this run.
 """

@@ -1,12 +1,14 @@
-"""The checkpoints of a run: their names and rotation, and the newest whole one, which --ckpt_path last and auto mean.
+"""The checkpoints of a run: their names and rotation, and the newest complete one for --ckpt_path last and auto.
 
-The newest is that of the highest number of a run, then of the highest step; clocks play no part.
+The newest checkpoint belongs to the run with the highest number, and has the highest step of this run. File times are
+not used.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -20,42 +22,47 @@ from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import writing
 from uvit_decay.runtime.tensor_files import TorchFile
 from uvit_decay.runtime.validation import typed
-from uvit_decay.tasks.resumption.settings import Settings, same_run
+from uvit_decay.tasks.resumption.settings import Settings, is_same_run
 
 AUTO = "auto"
-NAMES = ("last", AUTO)  # what --ckpt_path may be in place of a file
+NAMES = ("last", AUTO)  # what --ckpt_path takes instead of a file
 NEXT, LAST, PREVIOUS = "next.ckpt", "last.ckpt", "previous.ckpt"
 MOST_OPEN = 64  # files
 RUN = re.compile(r"version_(\d+)")
 
 
 def makes_folders(logger: object) -> TypeGuard[TensorBoardLogger | CSVLogger]:
-    """Return whether a logger makes a folder for each run; that of others is not one of their own (W&B's is ".")."""
+    """Return whether a logger makes a folder for each run. Other loggers name a shared folder (W&B names ".")."""
     return isinstance(logger, TensorBoardLogger | CSVLogger)
 
 
-def runs_of(loggers: Iterable[object], root: str | Path) -> tuple[Path, list[Path]]:
+def find_runs(loggers: Iterable[object], root: str | Path) -> tuple[Path, list[Path]]:
     """Return the folder of an experiment and its run folders, the newest first.
 
     Without a logger that makes run folders both are `root`.
     """
     for logger in loggers:
         if makes_folders(logger):
-            return Path(logger.root_dir), run_folders(Path(logger.root_dir))
+            experiment = Path(logger.root_dir)
+            return experiment, list_run_folders(experiment)
     return Path(root), [Path(root)]
 
 
-def run_folders(experiment: Path) -> list[Path]:
+def list_run_folders(experiment: Path) -> list[Path]:
     """Return the folders version_N of an experiment, the highest N first."""
-    numbers = {folder: RUN.fullmatch(folder.name) for folder in experiment.glob("version_*") if folder.is_dir()}
-    runs = [(int(number[1]), folder) for folder, number in numbers.items() if number]
-    return [folder for _, folder in sorted(runs, reverse=True)]
+    runs = []
+    for folder in experiment.glob("version_*"):
+        match = RUN.fullmatch(folder.name)
+        if match and folder.is_dir():
+            runs.append((int(match[1]), folder))
+    runs.sort(reverse=True)
+    return [folder for _, folder in runs]
 
 
 class Checkpoints:
     """Training checkpoints that a run may resume from; each file is opened and unpickled once, and kept until `close`.
 
-    At most MOST_OPEN files are open: of more, the first ones are opened again if they are read again.
+    At most MOST_OPEN files are open. Beyond this number the files opened first are closed, and opened again on demand.
     """
 
     def __init__(self) -> None:
@@ -72,16 +79,18 @@ class Checkpoints:
 
         Args:
             path: the file.
-            whole: compare the tensors with their checksums, too, which reads the whole file.
+            whole: also compare the tensors with their checksums, which reads the whole file.
 
         Raises:
             UserError: a file that is missing, damaged, or of another program.
         """
         file = self._files.get(path)
         if file is None:
-            file = self._files[path] = open_training_checkpoint(path)
+            file = open_training_checkpoint(path)
+            self._files[path] = file
             if len(self._files) > MOST_OPEN:
-                self._files.pop(next(iter(self._files))).close()
+                oldest = next(iter(self._files))
+                self._files.pop(oldest).close()
         contents = file.read(whole)
         check_ours(contents, path)
         return contents
@@ -93,7 +102,16 @@ class Checkpoints:
         self._files.clear()
 
 
-def settings_before(
+@dataclass(frozen=True)
+class Candidate:
+    """A checkpoint from which a run may resume, with the settings of its run."""
+
+    path: Path
+    step: int
+    settings: Settings
+
+
+def read_settings(
     path: str,
     now: Settings,
     allowed: Sequence[str],
@@ -102,19 +120,24 @@ def settings_before(
     checkpoints: Checkpoints,
 ) -> Settings | None:
     """Return the settings in the checkpoint that `path`, a file or one of NAMES, means; None if there is none."""
-    if path in NAMES:
-        fits = partial(may_resume, path, now, allowed)
-        found = _fitting(runs_of(loggers, root)[1], fits, checkpoints, [])
-        return next((settings for _, _, settings in found), None)
-    return checkpoints.read(Path(path)).get("settings") or {}
+    if path not in NAMES:
+        return checkpoints.read(Path(path)).get("settings") or {}
+    fits = partial(may_resume, path, now, allowed)
+    _, runs = find_runs(loggers, root)
+    for candidate in _find_candidates(runs, fits, checkpoints, []):
+        return candidate.settings
+    return None
 
 
 def may_resume(name: str, now: Settings, allowed: Sequence[str], before: Settings) -> bool:
-    """Return whether a run of the settings `now` may resume from a checkpoint of those `before`; `last` takes any."""
-    return name != AUTO or same_run(before, now, allowed)
+    """Return whether a run with the settings `now` may resume from a checkpoint with the settings `before`.
+
+    `name` is `auto` or `last`; `last` takes any checkpoint.
+    """
+    return name != AUTO or is_same_run(before, now, allowed)
 
 
-def newest(
+def find_newest(
     name: str,
     now: Settings,
     allowed: Sequence[str],
@@ -129,60 +152,87 @@ def newest(
     Raises:
         UserError: `last` finds none, or there are checkpoints, but those that fit are all damaged.
     """
-    where, runs = runs_of(loggers, root)
+    experiment, runs = find_runs(loggers, root)
     damaged: list[str] = []
-    for path, step, _ in _fitting(runs, partial(may_resume, name, now, allowed), checkpoints, damaged):
+    for candidate in _find_candidates(runs, partial(may_resume, name, now, allowed), checkpoints, damaged):
         try:
-            checkpoints.read(path, whole=True)
+            checkpoints.read(candidate.path, whole=True)
         except UserError as error:
             damaged.append(str(error))
-        else:
-            said = f"--ckpt_path {name}: resuming from {path} (step {step})"
-            rank_zero_info(f"warning: {'; '.join(damaged)}: {said}" if damaged else said)
-            return path
+            continue
+        line = f"--ckpt_path {name}: resuming from {candidate.path} (step {candidate.step})"
+        if damaged:
+            line = f"warning: {'; '.join(damaged)}: {line}"
+        rank_zero_info(line)
+        return candidate.path
     if damaged:
-        raise UserError(f"--ckpt_path {name}: no checkpoint of this experiment is whole: {'; '.join(damaged)}")
+        raise UserError(f"--ckpt_path {name}: all checkpoints of this experiment are damaged: {'; '.join(damaged)}")
     if name != AUTO:
-        reason = f"there is no checkpoint of a run in {where}: leave it out to start a new run"
-        raise UserError(f"--ckpt_path {name}: {reason}")
-    rank_zero_info(f"--ckpt_path {name}: a new run starts: there is no checkpoint of these settings in {where}")
+        raise UserError(
+            f"--ckpt_path {name}: no run in {experiment} has a checkpoint; leave --ckpt_path out to start a new run"
+        )
+    rank_zero_info(f"--ckpt_path {name}: no checkpoint of these settings in {experiment}, a new run starts")
     return None
 
 
-def _fitting(
+def _find_candidates(
     runs: Iterable[Path], fits: Callable[[Settings], bool], checkpoints: Checkpoints, damaged: list[str]
-) -> Iterator[tuple[Path, int, Settings]]:
-    """Yield path, step and settings of checkpoints that fit, the newest first; add to `damaged` what is unreadable."""
+) -> Iterator[Candidate]:
+    """Yield the checkpoints whose settings fit, the newest first.
+
+    Args:
+        runs: run folders, the newest first.
+        fits: whether a run with these settings may be resumed.
+        checkpoints: opens the files.
+        damaged: gets the messages about files that cannot be read.
+    """
     for run in runs:
         found = []
-        # The likely newest come last, so that they stay open however many there are.
-        for path in sorted((run / CHECKPOINTS).glob("*.ckpt"), key=lambda path: path.name in (NEXT, LAST, PREVIOUS)):
+        for path in _list_files(run):
             try:
                 contents = checkpoints.read(path)
                 step = typed(int, contents.get("global_step"), f"global_step of {path}")
                 settings = typed(dict[str, object], contents.get("settings") or {}, f"{path}: settings")
-                found.append((path, step, settings))
             except UserError as error:
                 damaged.append(str(error))
-        found.sort(key=lambda entry: (-entry[1], entry[0].name != LAST))
-        yield from (entry for entry in found if fits(entry[2]))
+            else:
+                found.append(Candidate(path, step, settings))
+        found.sort(key=lambda candidate: (-candidate.step, candidate.path.name != LAST))
+        for candidate in found:
+            if fits(candidate.settings):
+                yield candidate
 
 
-def names(keep: int) -> list[str]:
+def _list_files(run: Path) -> list[Path]:
+    """Return the checkpoints of a run; the files that are probably the newest come last, so that they stay open."""
+    files = (run / CHECKPOINTS).glob("*.ckpt")
+    return sorted(files, key=lambda path: path.name in (NEXT, LAST, PREVIOUS))
+
+
+def list_names(keep: int) -> list[str]:
     """Return the names of the next checkpoint and of the `keep` newest ones, from the newest to the oldest."""
-    return [NEXT, LAST, PREVIOUS, *(f"previous_{i}.ckpt" for i in range(2, keep))][: keep + 1]
+    older = [f"previous_{i}.ckpt" for i in range(2, keep)]
+    return [NEXT, LAST, PREVIOUS, *older][: keep + 1]
 
 
 def rotate(folder: Path, keep: int) -> None:
-    """Rename next.ckpt to last.ckpt, and the `keep` - 1 newest before it each to the name of the one before."""
-    files = [folder / name for name in names(keep)]
-    gap = next((i for i, file in enumerate(files) if i and not file.exists()), keep)  # older files than that may stay
+    """Rename next.ckpt to last.ckpt, and each of the `keep` - 1 checkpoints before it to the next older name.
+
+    Files beyond the first missing name stay as they are.
+    """
+    files = [folder / name for name in list_names(keep)]
+    gap = keep
+    for i in range(1, keep):
+        if not files[i].exists():
+            gap = i
+            break
     with writing(folder):
         for i in range(gap, 0, -1):
             files[i - 1].replace(files[i])
 
 
 def finish_rotation(checkpoint: Path) -> None:
-    """Rename a next.ckpt that a kill kept from becoming last.ckpt; as many older ones are kept as there are."""
+    """Finish a rotation that was interrupted: rename next.ckpt to last.ckpt, and keep as many older files as before."""
     if checkpoint.name == NEXT:
-        rotate(checkpoint.parent, 1 + len(list(checkpoint.parent.glob("previous*.ckpt"))))
+        older = list(checkpoint.parent.glob("previous*.ckpt"))
+        rotate(checkpoint.parent, 1 + len(older))

@@ -10,46 +10,55 @@ from dataclasses import dataclass
 from typing import Any
 
 from uvit_decay.runtime.validation import flat
-from uvit_decay.tasks.optimization import IN_PLACE
+from uvit_decay.tasks.optimization import ALTERNATIVES
 
 Settings = Mapping[str, Any]  # values by flag without dashes: {"model.optim.lr": 1e-4}
 
 MISSING = "nothing"
 ALL = "all"  # in --resume.allow
-FORMS, DECIDES = "forms the state of the optimizer", "decides how a run trains"  # not its length and devices
-BEGINS, FREE = "decides how it begins", "changes no weight"
+FORMS = "forms the state of the optimizer"
+DECIDES = "decides how a run trains"  # apart from its length and devices
+BEGINS = "decides how it begins"
+FREE = "changes no weight"
 EFFECTS = {  # of a flag and all below it, unless a longer name says otherwise
-    **dict.fromkeys(("seed_everything", "model", "data"), DECIDES),
-    **dict.fromkeys(("model.compile", "model.sampling", "model.net.checkpointing"), FREE),
-    **dict.fromkeys(
-        (f"data.{name}" for name in ("path", "test_path", "test_split", "download", "num_workers", "memory_gb")), FREE
-    ),
-    **dict.fromkeys((f"data.{name}" for name in ("device_batch_size", "verify", "test_crop")), FREE),
-    **dict.fromkeys((f"model.optim.{name}" for name in ("optimizer", "decay_on", "layer_decay")), FORMS),
-    **dict.fromkeys(("model.optim.rate_over_gain", "model.frozen"), FORMS),
+    "seed_everything": DECIDES,
+    "model": DECIDES,
+    "model.compile": FREE,
+    "model.sampling": FREE,
+    "model.frozen": FORMS,
     "model.init_from": BEGINS,
-    **dict.fromkeys((f"model.net.{name}" for name in ("init", "zero_init", "skip_zero_init")), BEGINS),
-    "trainer": FREE,  # precision is a matter of the devices, as the order of sums is
-    **dict.fromkeys((f"trainer.gradient_clip_{name}" for name in ("val", "algorithm")), DECIDES),
-    **dict.fromkeys(("trainer.limit_train_batches", "trainer.sync_batchnorm", "trainer.callbacks.EMA"), DECIDES),
+    "model.net.checkpointing": FREE,
+    "model.net.init": BEGINS,
+    "model.net.zero_init": BEGINS,
+    "model.net.skip_zero_init": BEGINS,
+    "model.optim.optimizer": FORMS,
+    "model.optim.decay_on": FORMS,
+    "model.optim.layer_decay": FORMS,
+    "model.optim.rate_over_gain": FORMS,
+    "data": DECIDES,
+    "data.path": FREE,
+    "data.test_path": FREE,
+    "data.test_split": FREE,
+    "data.test_crop": FREE,
+    "data.download": FREE,
+    "data.verify": FREE,
+    "data.num_workers": FREE,
+    "data.memory_gb": FREE,
+    "data.device_batch_size": FREE,
+    "trainer": FREE,  # precision depends on the devices, like the order of sums
+    "trainer.gradient_clip_val": DECIDES,
+    "trainer.gradient_clip_algorithm": DECIDES,
+    "trainer.limit_train_batches": DECIDES,
+    "trainer.sync_batchnorm": DECIDES,
+    "trainer.callbacks.EMA": DECIDES,
 }
 
 
-def effect(name: str) -> str:
+def find_effect(name: str) -> str:
     """Return what a setting does to a run, by the longest name in EFFECTS that it begins with."""
     while name and name not in EFFECTS:
         name = name.rpartition(".")[0]
     return EFFECTS.get(name, FREE)
-
-
-def _in_force(settings: Settings) -> Settings:
-    """Return settings with those of the optimizer that are in force."""
-    settings = dict(settings)
-    for name, (other, default) in IN_PLACE.items():
-        flag = f"model.optim.{name}"
-        if settings.get(f"model.optim.{other}") is None and settings.get(flag, default) is None:
-            settings[flag] = default
-    return settings
 
 
 def allows(allowed: Sequence[str], name: str) -> bool:
@@ -57,16 +66,23 @@ def allows(allowed: Sequence[str], name: str) -> bool:
     return any(entry == ALL or name == entry or name.startswith(f"{entry}.") for entry in allowed)
 
 
-def same_run(before: Settings, now: Settings, allowed: Sequence[str] = ()) -> bool:
+def is_same_run(before: Settings, now: Settings, allowed: Sequence[str] = ()) -> bool:
     """Return whether two runs have equal settings, apart from those that are `allowed` or change no weight."""
-    return all(effect(change.name) == FREE or allows(allowed, change.name) for change in differences(before, now))
+    for change in compare_settings(before, now):
+        if find_effect(change.name) != FREE and not allows(allowed, change.name):
+            return False
+    return True
 
 
 @dataclass(frozen=True)
 class Change:
-    """A setting of which a resumed run has another value, `now`, than its checkpoint.
+    """A setting whose value differs between the checkpoint and the resumed run.
 
-    `flag` is that which sets it, None if it is called as the setting is, empty if there is none.
+    Args:
+        name: name of the setting, such as model.optim.lr.
+        before: its value in the checkpoint.
+        now: its value in this run.
+        flag: the option that sets it, without dashes; None if it is `name`, empty if no option sets it.
     """
 
     name: str
@@ -78,47 +94,80 @@ class Change:
         return f"{self.name} {self.now} (was {self.before})"
 
 
-def differences(before: Settings, now: Settings) -> list[Change]:
+def compare_settings(before: Settings, now: Settings) -> list[Change]:
     """Return the settings that differ; an option that the older run did not know had its default.
 
-    Without settings, as in runs that another program than train.py started, there is nothing to compare.
+    Runs that another program than train.py started have no settings. If one of the runs has none, the list is empty.
     """
     if not (before and now):
         return []
-    before, now = _in_force({**dict(_defaults(before, now)), **before}), _in_force(now)
-    pairs = {name: (before.get(name, MISSING), now.get(name, MISSING)) for name in {**before, **now}}
-    return [Change(name, *pair) for name, pair in pairs.items() if pair[0] != pair[1]]
+    defaults = dict(_find_defaults(before, now))
+    before = _add_optimizer_defaults({**defaults, **before})
+    now = _add_optimizer_defaults(now)
+    found = []
+    for name in {**before, **now}:
+        then, value = before.get(name, MISSING), now.get(name, MISSING)
+        if then != value:
+            found.append(Change(name, then, value))
+    return found
 
 
-def _defaults(before: Settings, now: Settings) -> Iterator[tuple[str, Any]]:
-    """Yield the defaults of all arguments of classes that both runs have."""
+def _add_optimizer_defaults(settings: Settings) -> Settings:
+    """Return settings with the learning rate and the warm-up that apply if no flag gives them."""
+    settings = dict(settings)
+    for name, (other, default) in ALTERNATIVES.items():
+        flag = f"model.optim.{name}"
+        if settings.get(f"model.optim.{other}") is None and settings.get(flag, default) is None:
+            settings[flag] = default
+    return settings
+
+
+def _find_defaults(before: Settings, now: Settings) -> Iterator[tuple[str, Any]]:
+    """Yield flag and default of all arguments of the classes that both runs have."""
     for name, path in now.items():
         owner = name.removesuffix(".class_path")
-        if owner != name and before.get(name) == path and isinstance(named_class(path), type):
-            for argument, parameter in inspect.signature(named_class(path)).parameters.items():
-                value = parameter.default
-                value = dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value
-                yield from ((flag, plain(leaf)) for flag, leaf in flat(value, f"{owner}.{argument}") if flag in now)
+        if owner == name or before.get(name) != path:
+            continue
+        kind = resolve_class(path)
+        if not isinstance(kind, type):
+            continue
+        for argument, parameter in inspect.signature(kind).parameters.items():
+            value = parameter.default
+            if dataclasses.is_dataclass(value):
+                value = dataclasses.asdict(value)
+            for flag, leaf in flat(value, f"{owner}.{argument}"):
+                if flag in now:
+                    yield flag, tuple_to_list(leaf)
 
 
-def named_class(class_path: str) -> Any:
-    """Return the class that an imported module has under this path, its own or a re-export; without one the path."""
+def resolve_class(class_path: str) -> Any:
+    """Return the class that an imported module has under this path, its own or a re-export; otherwise the path."""
     module, _, name = class_path.rpartition(".")
     return getattr(sys.modules.get(module), name, class_path)
 
 
-def plain(value: Any) -> Any:
-    """Return a tuple as the list that YAML makes of it, and anything else as it is."""
+def tuple_to_list(value: Any) -> Any:
+    """Return a tuple as a list, as YAML stores it, and any other value unchanged."""
     return list(value) if isinstance(value, tuple) else value
 
 
-def refusal(where: str, fixed: Sequence[Change], allowable: Sequence[Change]) -> str:
-    """Return one line that refuses to resume from `where`: what must be equal, and what --resume.allow may allow."""
+def explain_refusal(where: str, fixed: Sequence[Change], allowable: Sequence[Change]) -> str:
+    """Return the message of one line that refuses to resume from a checkpoint.
+
+    Args:
+        where: name of the checkpoint.
+        fixed: differences that must be undone.
+        allowable: differences that must be undone or allowed by --resume.allow.
+    """
     parts = []
     for change in (*fixed, *allowable):
         flag = change.name if change.flag is None else change.flag
-        hint = f": set --{flag} {change.before}" if flag and change.before != MISSING else ""
-        parts.append(f"{change.name} {change.before}, this run has {change.now}{hint}")
-    names = ",".join(change.flag or change.name for change in allowable)
-    hint = f"; --resume.allow '[{names}]' resumes with what this run has" if allowable else ""
-    return f"{where} was trained with {'; '.join(parts)}{hint}"
+        part = f"{change.name} {change.before}, this run has {change.now}"
+        if flag and change.before != MISSING:
+            part += f": set --{flag} {change.before}"
+        parts.append(part)
+    message = f"{where} was trained with {'; '.join(parts)}"
+    if allowable:
+        names = ",".join(change.flag or change.name for change in allowable)
+        message += f"; --resume.allow '[{names}]' resumes with the values of this run"
+    return message

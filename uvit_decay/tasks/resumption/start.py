@@ -8,7 +8,7 @@ from lightning.pytorch import Trainer
 
 from uvit_decay.tasks.base import Task
 from uvit_decay.tasks.resumption.check import check
-from uvit_decay.tasks.resumption.files import NAMES, Checkpoints, newest
+from uvit_decay.tasks.resumption.files import NAMES, Checkpoints, find_newest
 
 
 def resume(
@@ -21,7 +21,7 @@ def resume(
         trainer: the trainer; its loggers have the folders of earlier runs.
         chosen: the value of --ckpt_path: a file, `last`, `auto` or None.
         checkpoints: the files that were opened so far; they are closed.
-        trains: whether the run trains, and does not only validate.
+        trains: whether the run trains; False if it only validates.
 
     Returns:
         the file and its step; None if a new run starts.
@@ -30,16 +30,22 @@ def resume(
         UserError: there is no such checkpoint, it is damaged, or this run differs in what must be equal.
     """
     with checkpoints:
-        if chosen in NAMES:
-            root = trainer.default_root_dir
-            path = newest(chosen, task.settings, task.allowed, trainer.loggers, root, checkpoints)
-        else:
-            path = None if chosen is None else Path(chosen)
+        path = _find_file(task, trainer, chosen, checkpoints)
         if path is None:
             return None
         contents = checkpoints.read(path, whole=True)
         check(contents, task, str(path), trains)
         task.load_state_dict(contents["state_dict"])  # raises if the alphas differ
         step = contents["global_step"]
-    task.start = str(path), step
+    task.start = (str(path), step)
     return path, step
+
+
+def _find_file(task: Task, trainer: Trainer, chosen: str | None, checkpoints: Checkpoints) -> Path | None:
+    """Return the file that --ckpt_path means; None if a new run starts."""
+    if chosen is None:
+        return None
+    if chosen not in NAMES:
+        return Path(chosen)
+    root = trainer.default_root_dir
+    return find_newest(chosen, task.settings, task.allowed, trainer.loggers, root, checkpoints)

@@ -1,0 +1,117 @@
+"""Checks of the tensors and counters of a checkpoint: names, shapes, dtypes and values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor
+
+from uvit_decay.checkpoint.io import average
+from uvit_decay.runtime.tensor_files import has_values
+from uvit_decay.tasks.own import own_parameters
+
+MOST = 2**48  # exclusive bound of counters
+VERSION = "pytorch-lightning_version"
+LIGHTNING = re.compile(r"[2-9](\.\d+)+(\.?(a|b|rc|post|dev)\d+)*")
+MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError)  # raised by contents of another form
+
+
+def check_form(contents: Mapping[str, Any], task: LightningModule, positioned: bool) -> None:
+    """Raise one of MALFORMED unless weights, averages and moments have the form of this run's, and all counters exist.
+
+    A parameter that never had a gradient has no moments.
+
+    Args:
+        contents: contents of the checkpoint.
+        task: task of this run.
+        positioned: whether the number of global batches is needed, too.
+    """
+    version = contents[VERSION]
+    if not LIGHTNING.fullmatch(version):
+        raise ValueError(f"{VERSION} is {version!r:.40}")
+    check_tensors(contents["state_dict"], dict(task.state_dict()), "state_dict")
+    ema = contents["callbacks"].get("EMA", {})
+    shadow = average(ema, "the checkpoint")
+    if shadow:
+        check_tensors(shadow, dict(task.net.named_parameters()), "ema")
+    (optimizer,) = contents["optimizer_states"]
+    (schedule,) = contents["lr_schedulers"]
+    _check_optimizer(optimizer, task)
+    counters = {
+        "global_step": contents["global_step"],
+        "epoch": contents["epoch"],
+        "images_seen": contents.get("images_seen", 0),
+        "the number of EMA updates": ema["updates"] if ema else 0,
+        "last_epoch of the schedule": schedule["last_epoch"],
+        "the number of global batches": count_global_batches(contents) if positioned else 0,
+    }
+    for name, count in counters.items():
+        if not isinstance(count, int) or not 0 <= count < MOST:
+            raise ValueError(f"{name} is {count!r:.40}, not an integer in [0, 2**48)")
+
+
+def count_global_batches(contents: Mapping[str, Any]) -> Any:
+    """Return the number of global batches that a run has trained on, the state of its `StepLoader`."""
+    return contents["loops"]["fit_loop"]["state_dict"]["combined_loader"][0]["start"]
+
+
+def _check_optimizer(stored: Mapping[str, Any], task: LightningModule) -> None:
+    """Raise an error unless a stored optimizer has the groups of this run, and moments that fit its parameters."""
+    groups = task.optim.groups(task.net, 1.0, own_parameters(task))  # the settings of the stored groups are not used
+    if _count_parameters(stored["param_groups"]) != _count_parameters(groups):
+        raise ValueError("its optimizer has other groups of parameters")
+    members = []
+    for group in groups:
+        for parameter in group["params"]:
+            members.append((parameter, group))
+    for i, moments in stored["state"].items():
+        parameter, group = members[i]
+        _check_moments(moments, task.optim.moments(parameter, group), f"optimizer_states.0.state.{i}")
+
+
+def _count_parameters(groups: Sequence[Mapping[str, Any]]) -> list[int]:
+    return [len(group["params"]) for group in groups]
+
+
+def _check_moments(stored: Mapping[str, Any], ours: Mapping[str, Any], where: str) -> None:
+    """Raise an error unless `stored` has the tensors of `ours`, see `check_tensors`, and values of the same types."""
+    tensors = {}
+    for name, value in ours.items():
+        if isinstance(value, Tensor):
+            tensors[name] = value
+        elif type(stored[name]) is not type(value):
+            raise ValueError(f"{where}.{name} must be {type(value).__name__}")
+    comparable = {name: value for name, value in stored.items() if name in tensors or name not in ours}
+    check_tensors(comparable, tensors, where)
+
+
+def check_tensors(stored: Mapping[str, Any], ours: Mapping[str, Tensor], where: str) -> None:
+    """Raise an error unless `stored` are finite tensors with the names, shapes, dtypes and strides of `ours`.
+
+    Args:
+        stored: tensors of the checkpoint.
+        ours: tensors of this run.
+        where: place of the tensors in the checkpoint, for errors.
+    """
+    different = stored.keys() ^ ours.keys()
+    if different:
+        name = min(different)
+        problem = "is missing" if name in ours else "is not expected"
+        raise ValueError(f"{where}.{name} {problem}")
+    for name, expected in ours.items():
+        actual = stored[name]
+        if not _has_form(actual, expected) or not torch.isfinite(actual).all():
+            raise ValueError(f"{where}.{name} is not finite, or not {tuple(expected.shape)} of {expected.dtype}")
+
+
+def _has_form(actual: Any, expected: Tensor) -> bool:
+    """Return whether a value is a tensor with data, and with the shape, dtype and strides of another one."""
+    if not isinstance(actual, Tensor) or not has_values(actual):
+        return False
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
+        return False
+    return actual.is_contiguous() or actual.stride() == expected.stride()
