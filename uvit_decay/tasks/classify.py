@@ -138,10 +138,7 @@ class ClassifyTask(Task):
         if self.mixing:
             images, targets = self.mixing(batch)
             smoothing = 0.0  # the targets are smoothed
-        if self.drop_path:
-            logits = self.net(images, self.draw_factors(batch))
-        else:
-            logits = self.net(images)
+        logits = self.net(images, self.draw_factors(batch)) if self.drop_path else self.net(images)
         return cross_entropy(logits.float(), targets, label_smoothing=smoothing)
 
     def draw_factors(self, batch: Batch) -> Float[Tensor, "branches b"]:
