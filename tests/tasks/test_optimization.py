@@ -15,8 +15,9 @@ from uvit_decay import decay
 from uvit_decay.callbacks import LastCheckpoint
 from uvit_decay.data import Digits
 from uvit_decay.tasks import DiffusionTask
-from uvit_decay.tasks.optimization import Optimization, run_length
+from uvit_decay.tasks.optimization import Optimization
 from uvit_decay.tasks.resumption.check import check
+from uvit_decay.tasks.schedule import run_length
 
 
 class Net(nn.Module):
