@@ -1,0 +1,53 @@
+"""Which modules have the types and shapes of their signatures checked while testing: all but the inner loops."""
+
+import pkgutil
+
+import jaxtyping
+import pytest
+import torch
+from conftest import ROOT
+
+from uvit_decay.diffusion import VP, diffusion_loss
+from uvit_decay.metrics import Moments, inception_score
+from uvit_decay.nn import ResNet, SiT, UViT, ViT
+from uvit_decay.representations import effective_rank, knn_accuracy
+
+ROOMS = ("decay", "nn", "diffusion", "metrics", "evaluation", "representations")
+INNER_LOOPS = {
+    *("decay.schedule", "nn.base", "nn.block", "nn.embed"),
+    *("diffusion.denoiser", "diffusion.ode", "diffusion.sde", "diffusion.dpm_solver"),
+}
+IMAGES, LABELS, THREE = torch.zeros(2, 3, 8, 8), torch.zeros(2, dtype=torch.int64), torch.zeros(3)
+SIZES = {"image_size": 8, "patch_size": 4, "channels": 3, "dim": 8, "depth": 2, "heads": 2}
+WRONG = {  # calls of public functions with one tensor whose shape the signature does not allow
+    "UViT": lambda: UViT(**SIZES)(IMAGES, THREE),
+    "SiT": lambda: SiT(**SIZES)(IMAGES, THREE),
+    "ViT": lambda: ViT(**SIZES, num_classes=2)(IMAGES[0]),
+    "ResNet": lambda: ResNet(num_classes=2, width=8)(IMAGES[0]),
+    "noise path": lambda: VP().add_noise(IMAGES, IMAGES, IMAGES),
+    "diffusion_loss": lambda: diffusion_loss(lambda x, t, y: x, VP(), "eps", IMAGES, LABELS, IMAGES, IMAGES),
+    "Moments": lambda: Moments(3).update(THREE),
+    "inception_score": lambda: inception_score(THREE),
+    "knn_accuracy": lambda: knn_accuracy(IMAGES, LABELS, IMAGES, LABELS),
+    "effective_rank": lambda: effective_rank(THREE),
+}
+
+
+def list_modules(room: str) -> set[str]:
+    folder = ROOT / "uvit_decay" / room
+    return {f"{room}.{module.name}" for module in pkgutil.iter_modules([str(folder)]) if not module.ispkg}
+
+
+def test_every_module_but_the_inner_loops_is_checked(request):
+    option = request.config.getoption("--jaxtyping-packages")
+    checked = {name.removeprefix("uvit_decay.") for name in option.split(",")}
+    for room in ROOMS:
+        modules = list_modules(room)
+        expected = {room} if not modules & INNER_LOOPS and room in checked else modules - INNER_LOOPS
+        assert {name for name in checked if name.partition(".")[0] == room} == expected
+
+
+@pytest.mark.parametrize("call", WRONG.values(), ids=WRONG)
+def test_a_tensor_of_another_shape_is_refused_at_public_borders(call):
+    with pytest.raises(jaxtyping.TypeCheckError):
+        call()
