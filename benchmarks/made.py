@@ -13,7 +13,7 @@ from torch import Tensor
 
 from uvit_decay.autoencoder import LatentSpace
 from uvit_decay.class_names import class_hash
-from uvit_decay.data.batches import ImageSet, StepLoader, StepSampler, half_mirrored
+from uvit_decay.data.batches import ImageSet, StepLoader, StepSampler, mirror_half
 from uvit_decay.data.latents.manifest import Manifest, Sums
 from uvit_decay.data.latents.shards import Shard, write_labels, write_shard
 
@@ -55,7 +55,7 @@ def latents(folder: Path, count: int) -> tuple[Manifest, Tensor]:
 def loader(images: ImageSet, batch_size: int) -> StepLoader:
     """Return the loader of a training set, mirrored at random, in this process."""
     return StepLoader(
-        images, StepSampler(len(images), batch_size, 0, 0, 1, shuffle=True), augment=partial(half_mirrored, 0)
+        images, StepSampler(len(images), batch_size, 0, 0, 1, shuffle=True), augment=partial(mirror_half, 0)
     )
 
 

@@ -7,7 +7,7 @@ import torch
 from refusals import raises_user_error
 
 from uvit_decay.data import Digits
-from uvit_decay.data.batches import InMemory, StepLoader, StepSampler, half_mirrored, micro_batches
+from uvit_decay.data.batches import InMemory, StepLoader, StepSampler, micro_batches, mirror_half
 from uvit_decay.runtime.random import subset
 
 
@@ -96,7 +96,7 @@ def test_a_set_on_a_device_is_read_and_mirrored_there():
 def test_half_of_the_images_are_mirrored_and_the_same_ones_everywhere(ranks, limit):
     images = InMemory(torch.arange(2, dtype=torch.uint8).expand(480, 1, 1, 2).clone(), torch.zeros(480).long())
     loaders = [
-        StepLoader(images, StepSampler(480, 24, 0, rank, ranks, True, limit), augment=partial(half_mirrored, 5))
+        StepLoader(images, StepSampler(480, 24, 0, rank, ranks, True, limit), augment=partial(mirror_half, 5))
         for rank in range(ranks)
     ]
     mirrored = torch.empty(20, 24, dtype=torch.bool)
@@ -104,7 +104,7 @@ def test_half_of_the_images_are_mirrored_and_the_same_ones_everywhere(ranks, lim
         for batch in loader:
             mirrored[batch.number, batch.first : batch.first + len(batch.images)] = batch.images[:, 0, 0, 0] == 1
     assert 200 < mirrored.sum() < 280
-    alone = StepLoader(images, StepSampler(480, 24, 0, 0, 1, True), augment=partial(half_mirrored, 5))
+    alone = StepLoader(images, StepSampler(480, 24, 0, 0, 1, True), augment=partial(mirror_half, 5))
     assert torch.equal(mirrored, torch.stack([batch.images[:, 0, 0, 0] == 1 for batch in alone]))
 
 
@@ -127,7 +127,7 @@ def test_an_evaluation_loader_starts_anew_and_keeps_the_order():
     [
         (12, 5, None, "5 devices"),
         (51, 1, None, "50 images"),
-        (0, 1, None, "leave nothing"),
+        (0, 1, None, ("batch of 0", "1 devices")),
     ],
 )
 def test_batch_sizes_that_do_not_fit_are_refused(batch_size, ranks, limit, message):

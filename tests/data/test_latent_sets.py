@@ -13,7 +13,7 @@ from runs import latent_task
 
 from uvit_decay.checkpoint import load
 from uvit_decay.data import Latents
-from uvit_decay.data.batches import StepLoader, StepSampler, half_mirrored
+from uvit_decay.data.batches import StepLoader, StepSampler, mirror_half
 from uvit_decay.data.latents.shards import write_labels
 from uvit_decay.runtime.errors import UserError
 
@@ -24,7 +24,7 @@ def test_a_set_is_sent_to_workers_by_name_and_reads_the_same_there(encoded):
     stored = open_set(encoded)
     stored[[0, 7, 21]]
     assert len(pickle.dumps(stored)) < 5000
-    augment = partial(half_mirrored, 3)
+    augment = partial(mirror_half, 3)
     loaders = [StepLoader(stored, StepSampler(COUNT, 5, 0, 0, 1, True), augment, workers) for workers in (0, 2)]
     for a, b in zip(*loaders, strict=True):
         assert torch.equal(a.images, b.images)

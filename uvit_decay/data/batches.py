@@ -1,8 +1,9 @@
 """Batches as a function of (seed, step): shuffling, mirroring, sharding over ranks and exact resumption in one place.
 
-Global batch k is the k-th slice of the concatenated epoch permutations; rank r of R takes its r-th share, in one
-micro-batch or, if that is too large for a device, in several whose gradients are accumulated. The training data
-do not depend on the number of devices, and a run resumed in the middle of an epoch continues with the next batch.
+Global batch k is the k-th slice of the concatenated epoch permutations. Rank r of R takes its r-th share, in one
+micro-batch or, if the share is too large for a device, in several micro-batches whose gradients are accumulated. The
+training data does not depend on the number of devices, and a run resumed in the middle of an epoch continues with the
+next batch.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from uvit_decay.runtime.random import generator, uniform
 class ImageSet(ABC):
     """Images of one size in their stored form, read by lists of indices: uint8 (b, c, h, w) and int64 labels (b,).
 
-    `labels` (n,) are those of all images, on the CPU; `crop` gives images of other sizes theirs when they are read.
+    `labels` (n,) has the labels of all images, on the CPU. `crop` scales and crops images when they are read.
     """
 
     labels: Tensor
@@ -42,8 +43,9 @@ class ImageSet(ABC):
         return self[indices][0]
 
     def content_hash(self) -> str:
-        """Return the SHA-256 of 64 stored images, spread evenly; sets that know their files or bytes hash all."""
-        return hash_array(self.stored(spread(len(self), SPREAD_IMAGES)))
+        """Return the SHA-256 of 64 stored images, spread evenly; subclasses with files or bytes hash all images."""
+        chosen = spread(len(self), SPREAD_IMAGES)
+        return hash_array(self.stored(chosen))
 
     def mirrored(self, indices: list[int], mirror: Tensor) -> tuple[Tensor, Tensor]:
         """Return `self[indices]` with images mirrored (left to right) where the bool tensor `mirror` (b,) is True."""
@@ -56,11 +58,13 @@ class InMemory(ImageSet):
     """An ImageSet in memory: uint8 images (n, c, h, w), on any device, and int64 labels (n,) on the CPU."""
 
     def __init__(self, images: Tensor, labels: Tensor) -> None:
-        self.images, self.labels = images, labels
+        self.images = images
+        self.labels = labels
 
     def __getitem__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
         chosen = torch.tensor(indices, dtype=torch.int64)  # the dtype is needed for an empty list
-        return self.images[chosen.to(self.images.device, non_blocking=True)], self.labels[chosen]
+        there = chosen.to(self.images.device, non_blocking=True)
+        return self.images[there], self.labels[chosen]
 
     def content_hash(self) -> str:
         """Return the SHA-256 of all images."""
@@ -73,20 +77,21 @@ class InMemory(ImageSet):
         return moved
 
 
-# Of a set, indices and rows, see `Batch.sample_ids`.
+# Reads the images of a set at some indices and changes them at random; its third argument is `Batch.sample_ids`.
 Augmentation = Callable[[ImageSet, list[int], Tensor], tuple[Tensor, Tensor]]
 
 
-def half_mirrored(seed: int, images: ImageSet, indices: list[int], rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return images of a set, half of them mirrored: an Augmentation of which `seed` is given."""
-    return images.mirrored(indices, uniform("flip", seed, rows=rows) < 0.5)
+def mirror_half(seed: int, images: ImageSet, indices: list[int], rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return images of a set, half of them mirrored: an Augmentation once `seed` is given."""
+    mirror = uniform("flip", seed, rows=rows) < 0.5
+    return images.mirrored(indices, mirror)
 
 
 class Batch(NamedTuple):
     """A micro-batch of global batch `number`: positions first, first + 1, ... of `total`.
 
     `images` have their stored form (see ImageSet) until the data module moves them to the network's device and converts
-    them to its input: float32 (b, c, h, w), about [-1, 1].
+    them to the network's input: float32 (b, c, h, w), about [-1, 1].
     """
 
     images: Tensor
@@ -101,7 +106,7 @@ class Batch(NamedTuple):
         return self.sample_ids_on(self.images.device)
 
     def sample_ids_on(self, device: torch.device | str) -> Tensor:
-        """Return `sample_ids` on a device: those on the CPU can be read without waiting for another one."""
+        """Return `sample_ids` on a device; on the CPU they can be read without waiting for another device."""
         return _rows(self.number, self.first, self.total, len(self.images), device)
 
 
@@ -114,14 +119,18 @@ Slice = tuple[list[int], int, int, int]  # indices of images, and number, first 
 
 
 def micro_batches(share: int, limit: int | None) -> int:
-    """Return the least number of equal micro-batches of a device's `share` of a batch, none above `limit`."""
-    return next(count for count in range(1, share + 1) if share % count == 0 and share // count <= (limit or share))
+    """Return the smallest number of equal micro-batches of a device's `share`, each of at most `limit` images."""
+    most = limit or share
+    count = 1
+    while share % count or share // count > most:
+        count += 1
+    return count
 
 
 class StepSampler(DistributedSampler):
     """A sampler of this rank's share of every global batch, from `start` to the end of its epoch, by micro-batches.
 
-    It subclasses DistributedSampler only so that Lightning does not replace it by another one.
+    It subclasses DistributedSampler only so that Lightning does not replace it by a sampler of its own.
 
     Args:
         size: number of images in the set.
@@ -131,8 +140,8 @@ class StepSampler(DistributedSampler):
         ranks: number of processes.
         shuffle: a new order in each epoch; otherwise always the order of the set.
         limit: most images per micro-batch; None takes the whole share at once.
-        fill: fill the last batch of an epoch with images of its beginning; otherwise a last part of one is left out.
-            Without shuffling, the rows of what fills it are `size` or more.
+        fill: fill an incomplete last batch of an epoch with images of its beginning; otherwise it is left out. Without
+            shuffling, padding images have sample ids >= `size`.
     """
 
     def __init__(
@@ -148,16 +157,20 @@ class StepSampler(DistributedSampler):
     ) -> None:
         super().__init__(range(size), num_replicas=ranks, rank=rank, shuffle=shuffle, seed=seed)
         if batch_size < 1:
-            raise UserError(f"{size} images in batches of {batch_size} leave nothing for {ranks} devices")
+            raise UserError(f"a global batch of {batch_size} of {size} images is too small for {ranks} devices")
         if batch_size % ranks:
             raise UserError(f"the global batch size {batch_size} is not divisible by {ranks} devices")
         if batch_size > size and not fill:
-            raise UserError(f"the global batch size {batch_size} is larger than the {size} images of the set")
-        self.size, self.batch_size, self.start = size, batch_size, 0
+            raise UserError(f"the global batch size {batch_size} is larger than the {size} images of the set; lower it")
+        self.size = size
+        self.batch_size = batch_size
+        self.start = 0
         self.share = batch_size // ranks
         self.micro_batches = micro_batches(self.share, limit)
-        self.batches = -(-size // batch_size) if fill else size // batch_size  # in an epoch
-        self.steps = self.batches  # global batches after which an iteration ends; fewer where training limits an epoch
+        self.batches = size // batch_size  # in an epoch
+        if fill:
+            self.batches = -(-size // batch_size)
+        self.steps = self.batches  # global batches after which an iteration ends; fewer if training limits an epoch
 
     def __len__(self) -> int:
         return self.batches * self.micro_batches
@@ -165,27 +178,32 @@ class StepSampler(DistributedSampler):
     def __iter__(self) -> Iterator[Slice]:
         step = self.share // self.micro_batches
         end = (self.start // self.steps + 1) * self.steps
-        shown, order = -1, torch.arange(self.size)  # the epoch whose order this is
+        order = torch.arange(self.size)
+        shuffled = -1  # the epoch of `order`
         for number in range(self.start, end):
             epoch, position = divmod(number, self.batches)
-            if self.shuffle and epoch != shown:
-                shown, order = epoch, torch.randperm(self.size, generator=generator("order", self.seed, epoch))
+            if self.shuffle and epoch != shuffled:
+                order = torch.randperm(self.size, generator=generator("order", self.seed, epoch))
+                shuffled = epoch
             for first in range(self.rank * self.share, (self.rank + 1) * self.share, step):
                 begin = position * self.batch_size + first
-                indices = order[torch.arange(begin, begin + step) % self.size].tolist()
-                yield indices, number, first, self.batch_size
+                places = torch.arange(begin, begin + step) % self.size
+                yield order[places].tolist(), number, first, self.batch_size
 
 
 class _Batches(Dataset):
     def __init__(self, images: ImageSet, augment: Augmentation | None) -> None:
-        self.images, self.augment = images, augment
+        self.images = images
+        self.augment = augment
 
     def __getitem__(self, part: Slice) -> Batch:
         indices, number, first, total = part
         if self.augment is None:
-            return Batch(*self.images[indices], number, first, total)
-        rows = _rows(number, first, total, len(indices))
-        return Batch(*self.augment(self.images, indices, rows), number, first, total)
+            images, labels = self.images[indices]
+        else:
+            rows = _rows(number, first, total, len(indices))
+            images, labels = self.augment(self.images, indices, rows)
+        return Batch(images, labels, number, first, total)
 
 
 class StepLoader(DataLoader):
@@ -194,7 +212,7 @@ class StepLoader(DataLoader):
     Args:
         images: the set.
         sampler: the order and division of the batches.
-        augment: reads the images of a batch and changes them at random; None takes them as they are.
+        augment: function that reads the images of a batch and changes them at random; None reads them unchanged.
         num_workers: reader processes; 0 for sets in memory.
         pin_memory: put batches into pinned memory, for asynchronous copies to a GPU.
     """

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class _CIFAR(ImageData, ABC):
-    """Base class of CIFAR-10 and CIFAR-100; --help shows these arguments with those of either class.
+    """Base class of CIFAR-10 and CIFAR-100; --help shows these arguments and the arguments of each class.
 
     Args:
         batch_size: global batch size, over all devices.
@@ -45,7 +45,8 @@ class _CIFAR(ImageData, ABC):
         seed: int = 0,
     ) -> None:
         super().__init__(32, 3, batch_size, flip, seed, device_batch_size=device_batch_size)
-        self.path, self.download = at_home(path), download
+        self.path = at_home(path)
+        self.download = download
         self._failure: UserError | None = None  # set if the download fails
 
     @property
@@ -60,12 +61,12 @@ class _CIFAR(ImageData, ABC):
         return getattr(datasets, self.kind)
 
     def prepare_data(self) -> None:
-        """Download the archive if `download` is set and no data are present. Lightning calls this once per node."""
+        """Download the archive if `download` is set and the data is missing. Lightning calls this once per node."""
         if self.download and self._find() is None:
             official = self.official()
             try:
                 download(official.url, self._archive(), official.tgz_md5, "md5")
-            except UserError as error:  # raised by `load` on all processes: here the others would wait
+            except UserError as error:  # `load` raises it on all processes; if raised here, the others would wait
                 self._failure = error
 
     def load(self) -> None:
@@ -86,11 +87,12 @@ class _CIFAR(ImageData, ABC):
         """Read the extracted files; torchvision compares their md5s before it unpickles them.
 
         Raises:
-            UserError: a file is missing or not the official one.
+            UserError: a file is missing or is not the official file.
         """
         official = type(self.kind, (self.official(),), {"base_folder": folder.name})  # users may rename the folder
         try:
-            train, test = official(folder.parent, train=True), official(folder.parent, train=False)
+            train = official(folder.parent, train=True)
+            test = official(folder.parent, train=False)
         except RuntimeError as error:
             for name, md5 in self._md5s().items():
                 verify(folder / name, md5, "md5")
@@ -100,36 +102,44 @@ class _CIFAR(ImageData, ABC):
         self.test = _in_memory(test, self._targets(folder, test))
 
     def _names(self, folder: Path, official: datasets.CIFAR10) -> Sequence[str]:
-        """Return the names of the classes of files whose md5s are right."""
+        """Return the names of the classes, from files with verified md5s."""
         return official.classes
 
     def _targets(self, folder: Path, official: datasets.CIFAR10) -> Sequence[int]:
-        """Return the class of each image of files whose md5s are right."""
+        """Return the class of each image, from files with verified md5s."""
         return official.targets
 
     def _md5s(self) -> dict[str, str]:
         """Return the official md5 of each file to read, by name."""
         official = self.official()
-        return {**dict(official.train_list + official.test_list), official.meta["filename"]: official.meta["md5"]}
+        md5s = dict(official.train_list + official.test_list)
+        md5s[official.meta["filename"]] = official.meta["md5"]
+        return md5s
 
     def _archive(self) -> Path:
         """Return the path of the archive, present or to be downloaded."""
-        return self.path if self.path.suffix in (".gz", ".tgz") else self.path / self.official().filename
+        if self.path.suffix in (".gz", ".tgz"):
+            return self.path
+        return self.path / self.official().filename
 
     def _find(self) -> Path | None:
-        """Return the extracted folder if present, else the archive if present, else None."""
+        """Return the extracted folder if it exists, otherwise the archive if it exists, otherwise None."""
         if self.path.is_file():
             return self.path
         for folder in (self.path, self.path / self.official().base_folder):
             if any((folder / name).is_file() for name in self._md5s()):
                 return folder
-        return self._archive() if self._archive().is_file() else None
+        archive = self._archive()
+        if archive.is_file():
+            return archive
+        return None
 
     def _not_found(self) -> str:
+        """Return the message of an error if neither the folder nor the archive exists."""
         official = self.official()
-        sought = f"the folder {official.base_folder} in it and for {self._archive()}"
+        sought = f"neither the folder {official.base_folder} nor {self._archive()} exists"
         hint = "see why its download failed" if self.download else "set --data.download true"
-        return f"no {official.__name__} at {self.path}: looked for {sought}; put {official.url} there, or {hint}"
+        return f"no {official.__name__} at {self.path}: {sought}; put {official.url} there, or {hint}"
 
 
 class CIFAR10(_CIFAR):
@@ -137,7 +147,7 @@ class CIFAR10(_CIFAR):
 
     Args:
         path: cifar-10-batches-py, cifar-10-python.tar.gz, or the folder that contains one of them.
-        download: download the archive (170 MB) into that folder if no data are present.
+        download: download the archive (170 MB) into that folder if the data is missing.
     """
 
     kind = "CIFAR10"
@@ -148,7 +158,7 @@ class CIFAR100(_CIFAR):
 
     Args:
         path: cifar-100-python, cifar-100-python.tar.gz, or the folder that contains one of them.
-        download: download the archive (169 MB) into that folder if no data are present.
+        download: download the archive (169 MB) into that folder if the data is missing.
         labels: the 100 classes ("fine") or the 20 groups ("coarse").
         options: batch_size, device_batch_size, flip and seed, as above.
     """
@@ -175,11 +185,11 @@ class CIFAR100(_CIFAR):
         if self.labels == "fine":
             return official.targets
         ((name, _),) = official.train_list if official.train else official.test_list
-        return _unpickle(folder / name)["coarse_labels"]  # torchvision reads the fine ones alone
+        return _unpickle(folder / name)["coarse_labels"]  # torchvision reads only the fine labels
 
 
 def _unpickle(path: Path) -> dict[str, Any]:
-    """Return the contents of a file whose md5 torchvision has compared."""
+    """Return the contents of a file; torchvision has verified its md5."""
     with path.open("rb") as file:
         return pickle.load(file, encoding="latin1")
 
@@ -187,4 +197,5 @@ def _unpickle(path: Path) -> dict[str, Any]:
 def _in_memory(official: datasets.CIFAR10, targets: Sequence[int]) -> InMemory:
     """Convert torchvision's uint8 (n, 32, 32, 3) to a set of (n, 3, 32, 32)."""
     images = torch.from_numpy(official.data.transpose(0, 3, 1, 2)).contiguous()
-    return InMemory(images, torch.tensor(targets, dtype=torch.int64))
+    labels = torch.tensor(targets, dtype=torch.int64)
+    return InMemory(images, labels)

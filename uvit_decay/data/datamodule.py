@@ -15,7 +15,7 @@ from torch import Tensor
 
 from uvit_decay.autoencoder import LatentSpace
 from uvit_decay.class_names import class_hash
-from uvit_decay.data.batches import Augmentation, Batch, ImageSet, InMemory, StepLoader, StepSampler, half_mirrored
+from uvit_decay.data.batches import Augmentation, Batch, ImageSet, InMemory, StepLoader, StepSampler, mirror_half
 from uvit_decay.image_io import to_float, to_uint8
 from uvit_decay.runtime.errors import UserError, check_whole
 
@@ -33,7 +33,7 @@ class ImageData(LightningDataModule):
         seed: random seed of the image order and the flips.
         num_workers: reader processes per device, at most one per CPU core; 0 for sets in memory.
         device_batch_size: most images per forward pass on a device; a larger share of the global batch is split into
-            equal micro-batches, whose gradients are accumulated. Null: the whole share at once.
+            equal micro-batches, whose gradients are accumulated. Null: no split.
     """
 
     adjustable: tuple[str, ...] = ()  # which of image_size and channels are arguments of the class
@@ -53,17 +53,22 @@ class ImageData(LightningDataModule):
         check_whole(1, batch_size=batch_size)
         if device_batch_size is not None:
             check_whole(1, device_batch_size=device_batch_size)
-        self.image_size, self.channels, self.batch_size = image_size, channels, batch_size
-        self.flip, self.seed, self.num_workers, self.device_batch_size = flip, seed, num_workers, device_batch_size
+        self.image_size = image_size
+        self.channels = channels
+        self.batch_size = batch_size
+        self.flip = flip
+        self.seed = seed
+        self.num_workers = num_workers
+        self.device_batch_size = device_batch_size
         self.train: ImageSet | None = None
         self.test: ImageSet | None = None
         self.class_names: tuple[str, ...] = ()
-        self.overlap = ""  # for reports: which test images are training images, too
+        self.overlap = ""  # for reports: which test images are also training images
         self._fingerprint: str | None = None
         self.latents: LatentSpace | None = None  # None for pixels
         self.micro_batches = 1  # accumulated on each device for a global batch
-        self._in_steps: dict[str, Any] = {}  # settings of the trainer as they were given
-        self.whole_test = False  # whether validation fills its last batch, to see all images; tasks that count set it
+        self._in_steps: dict[str, Any] = {}  # the trainer's settings in steps, as the user gave them
+        self.whole_test = False  # fill the last batch of validation, to use all images; set by tasks that count images
 
     @property
     def name(self) -> str:
@@ -74,10 +79,11 @@ class ImageData(LightningDataModule):
     def fingerprint(self) -> str:
         """SHA-256 of the training images, their classes and labels, in their order; needs `setup`.
 
-        It is computed once, so that all checkpoints of a run have the same one.
+        It is computed once, so that all checkpoints of a run have the same fingerprint.
         """
         if self._fingerprint is None:
-            self._fingerprint = sha256((self.former_fingerprint + self.content_hash()).encode()).hexdigest()
+            hashes = self.former_fingerprint + self.content_hash()
+            self._fingerprint = sha256(hashes.encode()).hexdigest()
         return self._fingerprint
 
     @property
@@ -87,7 +93,8 @@ class ImageData(LightningDataModule):
         Checkpoints of 0.2.0 before its release have this fingerprint, and are resumed if it is equal.
         """
         labels = sha256(self.train.labels.numpy().tobytes())
-        return sha256((class_hash(self.class_names) + labels.hexdigest()).encode()).hexdigest()
+        hashes = class_hash(self.class_names) + labels.hexdigest()
+        return sha256(hashes.encode()).hexdigest()
 
     def content_hash(self) -> str:
         """Return a SHA-256 that identifies the stored training images; no image file is decoded."""
@@ -96,7 +103,7 @@ class ImageData(LightningDataModule):
     def warn_of_overlap(self, overlap: str) -> None:
         """Warn that test images are also training images, and keep `overlap` for reports."""
         self.overlap = overlap
-        rank_zero_info(f"warning: {overlap}: test results are not of unseen images")
+        rank_zero_info(f"warning: {overlap}; test results are not results on unseen images")
 
     @abstractmethod
     def load(self) -> None:
@@ -107,21 +114,21 @@ class ImageData(LightningDataModule):
         return to_float(stored)
 
     def preview(self, x: Tensor) -> Tensor:
-        """Convert images in the scale of networks to images for display: uint8 (b, 1 or 3, h, w)."""
+        """Convert images in the networks' scale to images for display: uint8 (b, 1 or 3, h, w)."""
         return to_uint8(x)
 
     def setup(self, stage: str | None = None) -> None:
         if self.train is None:
             self.load()
         if stage == "validate" and self.test is None:
-            raise UserError("validate needs test data: set --data.test_path or, where the data have it, --data.holdout")
+            raise UserError("validate needs test data; set --data.test_path or, if the data set has it, --data.holdout")
         sampler = self._train_sampler()  # checks the batch size before any slow work
         if stage == "fit" and self.trainer is not None:
-            _ = self.fingerprint  # of the images as they are now, not at the first checkpoint
+            _ = self.fingerprint  # computed from the images as they are now, not at the first checkpoint
             self._accumulate(sampler)
 
     def teardown(self, stage: str) -> None:
-        """Reset what was set of the trainer, which may be used for another fit."""
+        """Restore the settings of the trainer, which may be used for another fit."""
         if stage == "fit":
             self.trainer.accumulate_grad_batches = 1
             for name, value in self._in_steps.items():
@@ -129,20 +136,23 @@ class ImageData(LightningDataModule):
 
     def _accumulate(self, sampler: StepSampler) -> None:
         """Let the trainer accumulate the micro-batches of a global batch, and print how it is divided."""
-        configured, self.micro_batches = self.trainer.accumulate_grad_batches, sampler.micro_batches
+        configured = self.trainer.accumulate_grad_batches
+        self.micro_batches = sampler.micro_batches
         if configured != 1:
             raise UserError(f"--trainer.accumulate_grad_batches {configured}: set --data.device_batch_size instead")
         self.trainer.accumulate_grad_batches = sampler.micro_batches
         self._count_micro_batches(sampler)
-        accumulated = f" x {sampler.micro_batches} accumulated" if sampler.micro_batches > 1 else ""
         images = sampler.share // sampler.micro_batches
-        rank_zero_info(f"global batch {self.batch_size} = {sampler.num_replicas} x {images} images{accumulated}")
+        division = f"{sampler.num_replicas} x {images} images"
+        if sampler.micro_batches > 1:
+            division += f" x {sampler.micro_batches} accumulated"
+        rank_zero_info(f"global batch {self.batch_size} = {division}")
 
     def _count_micro_batches(self, sampler: StepSampler) -> None:
         """Convert the trainer's limit of an epoch and interval of validation from steps to micro-batches."""
         steps = sampler.batches
         for name in ("limit_train_batches", "val_check_interval"):
-            value = getattr(self.trainer, name, None)  # an interval of time is elsewhere
+            value = getattr(self.trainer, name, None)  # an interval in time has another name
             self._in_steps[name] = value
             if isinstance(value, float) and 0 < value < 1:
                 value = max(1, int(value * steps))
@@ -151,18 +161,24 @@ class ImageData(LightningDataModule):
                 setattr(self.trainer, name, value * sampler.micro_batches)
 
     def _sampler(self, images: ImageSet, batch_size: int, **order: Any) -> StepSampler:
-        rank, ranks = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+        rank, ranks = 0, 1
+        if self.trainer:
+            rank, ranks = self.trainer.global_rank, self.trainer.world_size
         return StepSampler(len(images), batch_size, self.seed, rank, ranks, **order)
 
     def _train_sampler(self) -> StepSampler:
         return self._sampler(self.train, self.batch_size, shuffle=True, limit=self.device_batch_size)
 
     def augmentation(self) -> Augmentation | None:
-        """Return what reads the images of a training batch and changes them at random, None for nothing."""
-        return partial(half_mirrored, self.seed) if self.flip else None
+        """Return the function that reads the images of a training batch and changes them at random; None for none."""
+        if not self.flip:
+            return None
+        return partial(mirror_half, self.seed)
 
     def _loader(self, images: ImageSet, sampler: StepSampler, augment: Augmentation | None = None) -> StepLoader:
-        device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
+        device = torch.device("cpu")
+        if self.trainer:
+            device = self.trainer.strategy.root_device
         if device.type != "cpu" and isinstance(images, InMemory) and images.images.nbytes <= ON_DEVICE:
             return StepLoader(images.to(device), sampler, augment)
         workers = min(self.num_workers, os.cpu_count() or 1)
@@ -175,22 +191,24 @@ class ImageData(LightningDataModule):
     def train_dataloader(self) -> StepLoader:
         sampler = self._train_sampler()
         limit = self.trainer.limit_train_batches if self.trainer else None
-        if isinstance(limit, int):  # in micro-batches; a float is that of all
+        if isinstance(limit, int):  # in micro-batches; a float is a share of all of them
             sampler.steps = min(max(1, limit // sampler.micro_batches), sampler.batches)
         return self._loader(self.train, sampler, self.augmentation())
 
     def val_dataloader(self) -> StepLoader | list[StepLoader]:
         """Return a loader of the test set in order, or [] without a test set.
 
-        The last part of the set that is no whole global batch is left out; with `whole_test`, images of the beginning
-        fill it, with rows beyond the set.
+        A last part of the set that is smaller than a global batch is left out. With `whole_test`, images of the
+        beginning complete it, and their sample ids are beyond the set.
         """
         if self.test is None:
             return []
         ranks = self.trainer.world_size if self.trainer else 1
-        most = -(-len(self.test) // ranks) if self.whole_test else len(self.test) // ranks
+        count = len(self.test)
+        most = -(-count // ranks) if self.whole_test else count // ranks
         share = min(self.batch_size // ranks, most, self.device_batch_size or self.batch_size)
-        return self._loader(self.test, self._sampler(self.test, share * ranks, shuffle=False, fill=self.whole_test))
+        sampler = self._sampler(self.test, share * ranks, shuffle=False, fill=self.whole_test)
+        return self._loader(self.test, sampler)
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         return batch._replace(images=self.network_input(batch.images))

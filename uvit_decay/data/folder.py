@@ -20,18 +20,30 @@ from uvit_decay.runtime.random import generator
 
 
 class OnDisk(ImageSet):
-    """An ImageSet that decodes its images, those at the indices `chosen` of a listing, anew for every batch."""
+    """An ImageSet that decodes its images from their files for every batch.
+
+    Args:
+        listing: images, of which the set has some.
+        chosen: their indices in the listing.
+        image_size: height and width in pixels.
+        channels: 3 for RGB, 1 for grey.
+        crop: scales and crops an image to this size.
+    """
 
     def __init__(
         self, listing: Listing, chosen: list[int], image_size: int, channels: int, crop: Crop = centre_crop
     ) -> None:
-        self.listing, self.chosen, self.image_size, self.channels = listing, chosen, image_size, channels
+        self.listing = listing
+        self.chosen = chosen
+        self.image_size = image_size
+        self.channels = channels
         self.crop = crop
         self.labels = torch.tensor(listing.labels)[chosen]
 
     def __getitem__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
         chosen = [self.chosen[i] for i in indices]
-        return read(self.listing, self.image_size, self.channels, chosen, crop=self.crop), self.labels[indices]
+        images = read(self.listing, self.image_size, self.channels, chosen, crop=self.crop)
+        return images, self.labels[indices]
 
 
 class Images(ImageData):
@@ -44,14 +56,14 @@ class Images(ImageData):
     Args:
         path: folder, zip or tar of the training images.
         test_path: folder, zip or tar with the same classes, for validation loss and probes.
-        holdout: without a test_path, the share of each class that is held out of training for these; 0 holds out none.
+        holdout: without a test_path, the share of each class that is held out of training as test images; 0 for none.
         classes: a named class list (imagenet-100/cmc, imagenet-1k) or a text file of classes; null takes all folders.
         image_size: height and width in pixels. Null: on the command line the network's, if it is set, otherwise 32.
         channels: 3 for RGB, 1 for grey.
         batch_size: global batch size, over all devices.
         device_batch_size: most images per forward pass on a device, see `ImageData`.
         flip: mirror half of the training images.
-        memory_gb: sets of at most this size as uint8, in GiB, are read once and kept in memory by each process.
+        memory_gb: sets of at most this size as uint8, in GiB, are read once and stay in the memory of each process.
         num_workers: reader processes per device for larger sets.
         seed: random seed of the image order and the flips; the held-out images do not depend on it.
     """
@@ -74,18 +86,15 @@ class Images(ImageData):
         num_workers: int = 4,
         seed: int = 0,
     ) -> None:
-        super().__init__(
-            self.usual_size if image_size is None else image_size,
-            channels,
-            batch_size,
-            flip,
-            seed,
-            num_workers,
-            device_batch_size,
-        )
+        if image_size is None:
+            image_size = self.usual_size
+        super().__init__(image_size, channels, batch_size, flip, seed, num_workers, device_batch_size)
         check_numbers("[0, 1)", holdout=holdout)
         check_numbers("[0, inf)", memory_gb=memory_gb)
-        self.path, self.test_path, self.holdout, self.memory_gb = path, test_path, holdout, memory_gb
+        self.path = path
+        self.test_path = test_path
+        self.holdout = holdout
+        self.memory_gb = memory_gb
         self.classes = classes
         self.test_name = test_path  # the test images in reports and errors; None for held-out ones
         self._training_files: tuple[Listing, list[int]] | None = None
@@ -93,9 +102,11 @@ class Images(ImageData):
 
     @property
     def name(self) -> str:
-        """Name of the training set in reports: that of the folder or archive, with the class list if any."""
+        """Name of the training set in reports: the name of the folder or archive, and the class list if any."""
         name = Path(self.path).stem
-        return name if self.classes is None else f"{name}, classes {self.classes}"
+        if self.classes is not None:
+            name += f", classes {self.classes}"
+        return name
 
     def load(self) -> None:
         """List the images, split them, and read the sets that fit into memory."""
@@ -105,7 +116,7 @@ class Images(ImageData):
         self._training_files = listing, training
         if test is not None:
             if test.class_names != listing.class_names:
-                raise UserError(f"{self.test_name} and {self.path} have different classes")
+                raise UserError(f"{self.test_name} and {self.path} have different classes; make their folders the same")
             self._compare(listing, training, test)
         self.train = self._train_set(listing, training)
         if test is not None:
@@ -116,10 +127,12 @@ class Images(ImageData):
             self.num_workers = 0
 
     def listings(self) -> tuple[Listing, Listing | None]:
-        """List the images for training, and the test images if they are elsewhere."""
+        """List the training images and, if they have a path of their own, the test images."""
         classes = None if self.classes is None else class_list(self.classes)
         training = list_images(self.path, classes)
-        return training, None if self.test_path is None else list_images(self.test_path, classes)
+        if self.test_path is None:
+            return training, None
+        return training, list_images(self.test_path, classes)
 
     def content_hash(self) -> str:
         """Return the SHA-256 of names and sizes of the training files; it does not depend on `memory_gb`."""
@@ -127,7 +140,7 @@ class Images(ImageData):
         return hash_files(listing, chosen)
 
     def _split(self, listing: Listing) -> tuple[list[int], list[int]]:
-        """Return sorted indices for training and held-out ones, the same share of every class."""
+        """Return the sorted indices of training images and of held-out images, the same share of every class."""
         if self.test_name is not None or self.holdout == 0.0:
             return list(range(len(listing.members))), []
         labels = np.array(listing.labels)
@@ -135,43 +148,49 @@ class Images(ImageData):
         for label in np.unique(labels):
             members = np.flatnonzero(labels == label)
             shuffled = torch.randperm(len(members), generator=generator("holdout", int(label))).numpy()
-            held_out += members[shuffled[: round(self.holdout * len(members))]].tolist()
+            count = round(self.holdout * len(members))
+            held_out += members[shuffled[:count]].tolist()
         self._check_holdout(np.bincount(labels), np.bincount(labels[held_out]))
-        return sorted(set(range(len(labels))) - set(held_out)), sorted(held_out)
+        training = set(range(len(labels))) - set(held_out)
+        return sorted(training), sorted(held_out)
 
     def _check_holdout(self, counts: np.ndarray, held_out: np.ndarray) -> None:
-        """Raise a UserError if the holdout leaves no image for training or for testing; warn of classes without some.
+        """Raise a UserError if the holdout leaves no training or no test image; warn of classes without test images.
 
         Args:
             counts: number of images per class.
-            held_out: number of held-out images per class; without the last classes if they have none.
+            held_out: number of held-out images per class; it may be shorter if the last classes have none.
         """
-        what = f"holdout {self.holdout:g} is counted per class: of {_range(counts)} images per class it"
-        other = "or give test images of their own, --data.test_path (--test in evaluate.py)"
+        what = f"holdout {self.holdout:g} is a share of each class, and with {_range(counts)} images per class it"
+        other = "or give other test images with --data.test_path (--test in evaluate.py)"
         if held_out.sum() == 0:
             raise UserError(f"{what} holds out no image; set --data.holdout {1 / counts.max():.2g} or more, {other}")
         if held_out.sum() == counts.sum():
             raise UserError(f"{what} leaves no image for training; set a lower --data.holdout, {other}")
-        tested = np.pad(held_out, (0, len(counts) - len(held_out)))[counts > 0] > 0
+        padded = np.pad(held_out, (0, len(counts) - len(held_out)))
+        tested = padded[counts > 0] > 0
         if not tested.all():
             missing = np.count_nonzero(~tested)
-            rank_zero_info(f"warning: {what} holds out none of {missing} of the {len(tested)} classes")
+            rank_zero_info(f"warning: {what} holds out no image of {missing} of the {len(tested)} classes")
 
     def _compare(self, train: Listing, chosen: list[int], test: Listing) -> None:
         """Warn if test images are training images, too."""
         if train == test:
             self.warn_of_overlap(f"the test images are the training images, {self.path}")
-        elif (name := name_shared(train, chosen, test)) is not None:
+            return
+        name = name_shared(train, chosen, test)
+        if name is not None:
             self.warn_of_overlap(f"{self.test_name} and {self.path} share images, such as {name}")
 
     def _train_set(self, listing: Listing, chosen: list[int]) -> ImageSet:
         return self._set(listing, chosen)
 
     def _set(self, listing: Listing, chosen: list[int]) -> ImageSet:
-        size = len(chosen) * self.channels * self.image_size**2
+        size = len(chosen) * self.channels * self.image_size**2  # bytes
         if size <= self.memory_gb * 2**30:
             images = read(listing, self.image_size, self.channels, chosen, crop=self.crop)
-            return InMemory(images, torch.tensor(listing.labels)[chosen])
+            labels = torch.tensor(listing.labels)[chosen]
+            return InMemory(images, labels)
         rank_zero_info(f"{len(chosen)} images are decoded whenever they are read ({size / 2**30:.1f} GiB)")
         return OnDisk(listing, chosen, self.image_size, self.channels, self.crop)
 

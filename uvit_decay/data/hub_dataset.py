@@ -31,14 +31,14 @@ ROWS = 1000  # rows of a table at a time
 class HubListing(Listing):
     """The images of a split: encoded images in memory-mapped Arrow files, or files that its rows name.
 
-    `members` are the file names that the data set stores, or the number of the row where it stores none. Pickling sends
-    the names of the Arrow files.
+    `members` are the file names that the data set stores; an image without a file name has the number of its row.
+    Pickling sends the names of the Arrow files.
 
     Args:
-        rows: the split, whose column of images is not decoded.
+        rows: the split, with a column of images that are not decoded.
         split: name of the split.
-        column: name of this column.
-        sizes: int64 (n,), bytes of each encoded image; -1 for an image in a file of its own.
+        column: name of the column.
+        sizes: int64 (n,), bytes of each encoded image; -1 for an image in a separate file.
     """
 
     rows: Dataset = field(default=None, compare=False, repr=False)
@@ -67,18 +67,19 @@ class HubListing(Listing):
 
     @property
     def stored_in(self) -> tuple[str, ...]:
-        """The Arrow files, and the images that are in files of their own."""
-        arrow = tuple(entry["filename"] for entry in self.rows.cache_files)
-        files = tuple(self.members[i] for i in np.flatnonzero(self.sizes < 0))
-        return arrow + files
+        """The Arrow files, and the images that are in separate files."""
+        files = [entry["filename"] for entry in self.rows.cache_files]
+        files += [self.members[i] for i in np.flatnonzero(self.sizes < 0)]
+        return tuple(files)
 
     def states(self, chosen: Sequence[int]) -> list[tuple[int, ...]]:
-        """Return the size of each image in bytes; for at most MOST_COMPARED of those in Arrow files also the CRC-32."""
-        states = [(self._size(index),) for index in chosen]
+        """Return the size of each image in bytes; if all are in Arrow files, also CRC-32s of at most MOST_COMPARED."""
+        states: list[tuple[int, ...]] = [(self._size(index),) for index in chosen]
         if self.in_archive:
             with self.open() as fetch:
                 for row in spread(len(chosen), MOST_COMPARED):
-                    states[row] += (zlib.crc32(fetch(chosen[row]).getvalue()),)
+                    content = fetch(chosen[row]).getvalue()
+                    states[row] += (zlib.crc32(content),)
         return states
 
     def _size(self, index: int) -> int:
@@ -92,7 +93,7 @@ class HubDataset(Images):
     """An image data set of the `datasets` library (`pip install -e ".[hub]"`), by name or from a folder.
 
     A folder is one that `save_to_disk` wrote, or one that `load_dataset` reads (imagefolder, Parquet). Images stay in
-    memory-mapped Arrow files and are decoded, scaled and cropped as those of `Images`. Classes have the order of the
+    memory-mapped Arrow files, and are decoded, scaled and cropped as in `Images`. Classes have the order of the
     ClassLabel; labels of another type are sorted.
 
     Args:
@@ -119,20 +120,28 @@ class HubDataset(Images):
     ) -> None:
         super().__init__(path, holdout=holdout, **options)
         if self.test_path is not None or self.classes is not None:
-            raise UserError("HubDataset takes neither test_path nor classes: set --data.test_split")
-        self.split, self.test_split, self.subset = split, test_split, subset
-        self.image_column, self.label_column = image_column, label_column
+            raise UserError("HubDataset has neither --data.test_path nor --data.classes; set --data.test_split")
+        self.split = split
+        self.test_split = test_split
+        self.subset = subset
+        self.image_column = image_column
+        self.label_column = label_column
         self.test_name = None if test_split is None else f"{path}, split {test_split}"
 
     @property
     def name(self) -> str:
         """Name of the training set in reports: the last part of its path."""
-        return Path(self.path).name if self.subset is None else f"{Path(self.path).name}-{self.subset}"
+        name = Path(self.path).name
+        if self.subset is not None:
+            name += f"-{self.subset}"
+        return name
 
     def listings(self) -> tuple[Listing, Listing | None]:
         """Open the splits for training and testing."""
         training = self._open(self.split)
-        return training, None if self.test_split is None else self._open(self.test_split)
+        if self.test_split is None:
+            return training, None
+        return training, self._open(self.test_split)
 
     def _open(self, split: str) -> HubListing:
         """Open a split and list its images with their labels."""
@@ -141,51 +150,68 @@ class HubDataset(Images):
 
         rows = load_split(self.path, split, self.subset)
         where = f"{self.path}, split {split}"
+        self._check_columns(rows, where)
+        if len(rows) == 0:
+            raise UserError(f"{where} has no images; set another --data.split")
+        labels, class_names = self._labels(rows, where)
+        rows = rows.select_columns([self.image_column]).cast_column(self.image_column, Image(decode=False))
+        members, sizes = _names_and_sizes(rows, self.image_column, where)
+        return HubListing(
+            Path(self.path),
+            members,
+            labels,
+            class_names,
+            rows=rows,
+            split=split,
+            column=self.image_column,
+            sizes=sizes,
+        )
+
+    def _check_columns(self, rows: Dataset, where: str) -> None:
+        """Raise a UserError unless a split has the column of labels, and a column of images."""
+        from datasets import Image
+
         for flag, column in (("image_column", self.image_column), ("label_column", self.label_column)):
             if column is not None and column not in rows.features:
                 columns = ", ".join(rows.features)
                 raise UserError(f"{where}: no column {column}; set --data.{flag} to one of {columns}")
-        if not isinstance(rows.features[self.image_column], Image):
-            kind = type(rows.features[self.image_column]).__name__
-            raise UserError(f"{where}: column {self.image_column} holds {kind}, not images: set --data.image_column")
-        if len(rows) == 0:
-            raise UserError(f"{where} has no images: set another --data.split")
-        labels, class_names = self._labels(rows, where)
-        rows = rows.select_columns([self.image_column]).cast_column(self.image_column, Image(decode=False))
-        members, sizes = _names_and_sizes(rows, self.image_column, where)
-        listing = Path(self.path), members, labels, class_names
-        return HubListing(*listing, rows=rows, split=split, column=self.image_column, sizes=sizes)
+        kind = rows.features[self.image_column]
+        if not isinstance(kind, Image):
+            name = type(kind).__name__
+            raise UserError(f"{where}: column {self.image_column} has {name}, not images; set --data.image_column")
 
     def _labels(self, rows: Dataset, where: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
         """Return the label of each image, and the names of the classes."""
         from datasets import ClassLabel
 
-        if self.label_column is None:
+        column = self.label_column
+        if column is None:
             return (0,) * len(rows), ()
-        kind = rows.features[self.label_column]
-        values = rows.select_columns([self.label_column])[:][self.label_column]
+        kind = rows.features[column]
+        values = rows.select_columns([column])[:][column]
         if isinstance(kind, ClassLabel):
             names = tuple(kind.names)
             if not all(isinstance(value, int) and 0 <= value < len(names) for value in values):
-                raise UserError(f"{where}: images without a label; choose another split or --data.label_column null")
+                raise UserError(f"{where}: images without a label; set another split, or --data.label_column null")
             labels = tuple(values)
         else:
             if not all(isinstance(value, int | str) for value in values):
-                raise UserError(f"{where}: --data.label_column {self.label_column} holds {kind}, not names or numbers")
+                raise UserError(f"{where}: --data.label_column {column} has {kind}; set a column of names or numbers")
             classes = sorted(set(values))
             rank = {value: label for label, value in enumerate(classes)}
-            labels, names = tuple(rank[value] for value in values), tuple(map(str, classes))
-        class_hash(names)  # refuses names that cannot be shown
+            labels = tuple(rank[value] for value in values)
+            names = tuple(map(str, classes))
+        class_hash(names)  # refuses names that cannot be displayed
         return labels, names
 
 
 def load_split(path: str, split: str, subset: str | None = None) -> Dataset:
-    """Open a split of a data set, of which Arrow files are memory-mapped.
+    """Open a split of a data set; its Arrow files are memory-mapped.
 
     Args:
         path: a folder, or a name on the Hub.
         split: name of the split.
-        subset: name of the configuration, None for the only one.
+        subset: name of the configuration; None if there is only one.
 
     Raises:
         UserError: the data set or its split cannot be opened.
@@ -193,7 +219,7 @@ def load_split(path: str, split: str, subset: str | None = None) -> Dataset:
     import datasets
 
     folder = at_home(path)
-    # Any error is possible: of the network, of a damaged file, of a data set's own configuration.
+    # Any error is possible: the network, a damaged file or the data set's own configuration may fail.
     with explained(f"cannot open the data set {path}, split {split}", Exception):
         if (folder / "dataset_dict.json").is_file():
             found = datasets.load_from_disk(str(folder))
@@ -203,24 +229,26 @@ def load_split(path: str, split: str, subset: str | None = None) -> Dataset:
         if (folder / "state.json").is_file():
             found = datasets.load_from_disk(str(folder))
             if found.split is not None and str(found.split) != split:
-                raise UserError(f"{path} is the split {found.split}: set --data.split {found.split}")
+                raise UserError(f"{path} is the split {found.split}; set --data.split {found.split}")
             return found
-        return datasets.load_dataset(str(folder) if folder.exists() else path, subset, split=split)
+        name = str(folder) if folder.exists() else path
+        return datasets.load_dataset(name, subset, split=split)
 
 
 def _names_and_sizes(rows: Dataset, column: str, where: str) -> tuple[tuple[str, ...], np.ndarray]:
-    """Return a name for each image, and its size in bytes or -1 for one in a file of its own; no image is read."""
+    """Return the name of each image, and its size in bytes or -1 if it is in a separate file; no image is read."""
     import pyarrow.compute as pc
 
     names: list[str] = []
     sizes = []
     for table in rows.with_format("arrow").iter(ROWS):
         stored = table.column(column)
-        lengths = pc.fill_null(pc.binary_length(pc.struct_field(stored, "bytes")), -1)
+        encoded = pc.struct_field(stored, "bytes")
+        lengths = pc.fill_null(pc.binary_length(encoded), -1)
         paths = pc.struct_field(stored, "path").to_pylist()
         for path, size in zip(paths, lengths.to_pylist(), strict=True):
             if path is None and size < 0:
-                raise UserError(f"{where}: row {len(names)} has no image")
+                raise UserError(f"{where}: row {len(names)} has no image; remove this row")
             names.append(f"row {len(names)}" if path is None else path)
         sizes.append(lengths.to_numpy())
     return tuple(names), np.concatenate(sizes).astype(np.int64)
