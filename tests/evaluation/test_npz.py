@@ -5,6 +5,7 @@ import json
 import os
 import resource
 import zipfile
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -132,6 +133,16 @@ def test_statistics_that_cannot_be_any_are_one_line(tmp_path, change, message):
         read_statistics(tmp_path / "a.npz")
     assert "a.npz" in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("kind", READ)
+def test_more_bytes_than_the_machine_has_memory_are_not_unpacked(tmp_path, monkeypatch, kind):
+    """The zip's directory has the size: 64 MiB of zeros are 64 KiB in the file."""
+    packed(tmp_path / "a.npz", arr_0=bytes(2**26))
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=2**26 - 1))
+    monkeypatch.setattr(zipfile.ZipFile, "open", pytest.fail)
+    with raises_user_error("a.npz", f"{2**26:,}"):
+        READ[kind](tmp_path / "a.npz")
 
 
 def test_statistics_too_large_to_be_meant_are_not_read(tmp_path):

@@ -8,6 +8,7 @@ from pathlib import Path
 from tokenize import TokenError
 
 import numpy as np
+import psutil
 
 from uvit_decay.data.archives import DAMAGED, open_file
 from uvit_decay.runtime.errors import UserError, explained
@@ -29,9 +30,13 @@ def names(path: Path) -> list[str]:
     """Return the names of the arrays in a file, after a check of its checksums at about 1 GB/s.
 
     Raises:
-        UserError: no .npz, or a damaged one.
+        UserError: the file is not an .npz, is damaged, or unpacks to more bytes than this machine has memory.
     """
     with _open_arrays(path) as arrays:
+        size = sum(member.file_size for member in arrays.zip.infolist())  # zipfile unpacks no more than this
+        memory = psutil.virtual_memory().total
+        if size > memory:
+            raise ValueError(f"{size:,} bytes when unpacked, more than the {memory:,} of this machine's memory")
         if damaged := arrays.zip.testzip():
             raise ValueError(f"{damaged} is damaged (CRC-32)")
         if any(info.comment for info in arrays.zip.infolist()):
