@@ -120,12 +120,16 @@ class LatentSpace:
 
     def _per_channel(self, like: Tensor) -> tuple[Tensor | float, Tensor | float]:
         """Return mean and standard deviation of z as numbers or as tensors (c, 1, 1) on the device of `like`."""
+
+        def to_tensor(values: Sequence[float]) -> Tensor:
+            return torch.tensor(values, device=like.device, dtype=like.dtype)[:, None, None]
+
         mean: Tensor | float = self.shift
         std: Tensor | float = 1.0
         if self.channel_mean is not None:
-            mean = torch.tensor(self.channel_mean, device=like.device, dtype=like.dtype)[:, None, None]
+            mean = to_tensor(self.channel_mean)
         if self.channel_std is not None:
-            std = torch.tensor(self.channel_std, device=like.device, dtype=like.dtype)[:, None, None]
+            std = to_tensor(self.channel_std)
         return mean, std
 
     def mean(self, moments: Tensor) -> Tensor:
@@ -146,8 +150,10 @@ class LatentSpace:
         """Return rough images without decoding: uint8 (b, 3, h, w), one pixel per latent cell, for x (b, c, h, w)."""
         if self.rgb is None:
             raise UserError(f"{self.vae}: its latents have no linear map to RGB; encode images to fit one")
-        weights = torch.tensor(self.rgb, device=x.device)
-        rgb = torch.einsum("bchw,cr->brhw", x.float(), weights[:-1]) + weights[-1][:, None, None]
+        rows = torch.tensor(self.rgb, device=x.device)
+        weights = rows[:-1]
+        constant = rows[-1][:, None, None]
+        rgb = torch.einsum("bchw,cr->brhw", x.float(), weights) + constant
         return to_uint8(rgb)
 
     def check_same(self, other: LatentSpace, ours: str, theirs: str, keys: Sequence[str] = SAME) -> None:
@@ -192,7 +198,8 @@ class Autoencoder:
         name = str(folder.resolve()) if folder.is_dir() else vae
         with explained(f"the configuration of the autoencoder {vae}", KeyError, TypeError, ValueError):
             normalisation = _normalisation(net.config, self.is_tiny)
-            self.space = LatentSpace(name, digest(net.state_dict()), channels=channels, factor=factor, **normalisation)
+            sha256 = digest(net.state_dict())
+            self.space = LatentSpace(name, sha256, channels=channels, factor=factor, **normalisation)
         self.dtype = dtype
         # Twice as fast with channels last in bfloat16 on CPUs; float32 gains 5 % and keeps the same bytes.
         layout = torch.channels_last if dtype == torch.bfloat16 else torch.preserve_format
@@ -303,7 +310,11 @@ def _normalisation(config: Mapping[str, Any], is_tiny: bool) -> dict[str, Any]:
     for name, key in (("channel_mean", "latents_mean"), ("channel_std", "latents_std")):
         if config.get(key):
             fields[name] = tuple(map(float, config[key]))
-    scale = config.get("scaling_factor") or 1.0 if fields else config["scaling_factor"]
+    scale = config.get("scaling_factor")
+    if fields and not scale:
+        scale = 1.0
+    if scale is None:
+        raise ValueError("it has no scaling_factor")
     shift = 0.0
     if not is_tiny and "channel_mean" not in fields:
         shift = float(config.get("shift_factor") or 0.0)

@@ -102,7 +102,10 @@ def class_list(name_or_path: str | Path) -> tuple[str, ...]:
     Raises:
         UserError: the list does not exist or cannot be read, is empty, or contains a class twice.
     """
-    bundled = {file.relative_to(_LISTS).with_suffix("").as_posix(): file for file in _LISTS.rglob("*.txt")}
+    bundled = {}
+    for file in _LISTS.rglob("*.txt"):
+        name = file.relative_to(_LISTS).with_suffix("")
+        bundled[name.as_posix()] = file
     path = bundled.get(str(name_or_path), at_home(name_or_path))
     if not os.path.exists(path):
         known = ", ".join(sorted(bundled))

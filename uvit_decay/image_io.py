@@ -43,7 +43,8 @@ def to_uint8(images: Tensor) -> Tensor:
         raise UserError(
             "the images contain NaN or infinite values: use more steps, less guidance or another checkpoint"
         )
-    return ((images.float() + 1.0) * 127.5).clamp(0, 255).round().to(torch.uint8)
+    levels = (images.float() + 1.0) * 127.5
+    return levels.clamp(0, 255).round().to(torch.uint8)
 
 
 def to_pil(image: Tensor) -> Image.Image:
@@ -106,7 +107,8 @@ def _make_heading(name: str, width: int) -> _Heading:
         if heading is not None:
             return heading
     font = ImageFont.load_default(size=LEAST_FONT)
-    return _Heading([_cut(line, width, font) for line in forms[-1]], font)
+    lines = [_cut(line, width, font) for line in forms[-1]]
+    return _Heading(lines, font)
 
 
 def _split_evenly(words: list[str]) -> list[str]:

@@ -20,6 +20,7 @@ from torch import Tensor
 from uvit_decay.runtime.files import replacing
 
 History = Sequence[Mapping[str, float]]  # evaluations of one run, each with its `step`, in the order of steps
+FinalValues = Mapping[float | str, Sequence[Mapping[str, float]]]  # value of an option: the final values of its runs
 Colour = tuple[float, ...]  # RGBA in [0, 1]
 # Petroff's ten colours (arXiv:2107.02270), distinct with any colour vision and in print; so are the marker shapes.
 TEN = ("3f90da", "ffa90e", "bd1f01", "94a4a2", "832db6", "a96b59", "e76300", "b9ac70", "717581", "92dadd")
@@ -117,7 +118,7 @@ def learning_curves(
 
 def final_values(
     path: Path,
-    groups: Mapping[str, Mapping[float | str, Sequence[Mapping[str, float]]]],
+    groups: Mapping[str, FinalValues],
     x: str,
     names: Mapping[str, str],
     legend: str,
@@ -128,7 +129,7 @@ def final_values(
 
     Args:
         path: the image file to write.
-        groups: name of each curve: value of the option: the final values of the runs with this value.
+        groups: name of each curve: the final values of its runs by the value of the option.
         x: name of the option.
         names: key: label of each panel.
         legend: title of the legend, which lists the curves.
@@ -137,7 +138,9 @@ def final_values(
     panels = figure.subplots(1, len(names), squeeze=False)[0]
     handles = []
     for runs_at, colour in zip(groups.values(), _sequence(len(groups)), strict=True):
-        curves = [_final_curve(axes, runs_at, key, colour) for axes, key in zip(panels, names, strict=True)]
+        curves = []
+        for axes, key in zip(panels, names, strict=True):
+            curves.append(_final_curve(axes, runs_at, key, colour))
         handles.append(curves[0])
     places: dict[float | str, None] = {}  # in the order of the curves, each once
     for runs_at in groups.values():
@@ -150,9 +153,7 @@ def final_values(
     _save(figure, path)
 
 
-def _final_curve(
-    axes: Axes, runs_at: Mapping[float | str, Sequence[Mapping[str, float]]], key: str, colour: Colour
-) -> ErrorbarContainer:
+def _final_curve(axes: Axes, runs_at: FinalValues, key: str, colour: Colour) -> ErrorbarContainer:
     """Draw a point for each run, and a curve through the means with bars of their spread.
 
     Runs without a finite value of `key` are left out. Return the curve for the legend.

@@ -51,13 +51,16 @@ def write_samples(samples: Samples, num: int, out: Path, batch_size: int, proces
     Except for a grid, each batch is written as soon as it is complete. Rank 0 must have claimed `out`.
     """
     if processes.size > 1:
-        settings = {key: value for key, value in samples.metadata().items() if key not in PATHS}
+        settings = samples.metadata()
+        for key in PATHS:
+            settings.pop(key, None)
         processes.check_same("options of the samples", [num, settings])
     numbers: Sequence[int] = range(num)
     if not out.suffix:
         absent = find_missing(out, samples, num) if processes.is_main else []
         numbers = processes.broadcast(absent)
-    jobs = [numbers[part.start : part.stop] for part in batches(len(numbers), batch_size, processes.size)]
+    slices = batches(len(numbers), batch_size, processes.size)
+    jobs = [numbers[part.start : part.stop] for part in slices]
     parts = processes.map_ordered(jobs, lambda part: samples.images(part).cpu())
     if not processes.is_main:
         for _ in parts:  # yields nothing on this rank, but does its share of the work

@@ -70,9 +70,9 @@ class Augment:
         """Return the random numbers of the images at these rows, int64 (b,) on the CPU."""
         crops = uniform("crop", seed, rows=rows, shape=(_ATTEMPTS, 4)).tolist()
         mirrors = (uniform("flip", seed, rows=rows) < 0.5 * self.flip).tolist()
-        words = (uniform("rand_augment", seed, rows=rows, shape=(2,)) * 2**24).long().tolist()
+        words = uniform("rand_augment", seed, rows=rows, shape=(2,)) * 2**24
         draws = []
-        for attempts, mirror, seeds in zip(crops, mirrors, words, strict=True):
+        for attempts, mirror, seeds in zip(crops, mirrors, words.long().tolist(), strict=True):
             draws.append(AugmentDraw(self, attempts, mirror, seeds))
         return draws
 
@@ -128,8 +128,9 @@ def _first_fitting(
 def _size(attempt: Attempt, scale: Range, ratio: Range, pixels: int) -> tuple[int, int]:
     """Return height and width of the box of an attempt, in an image of this number of pixels."""
     share, log_ratio, _, _ = attempt
-    low, high = math.log(ratio[0]), math.log(ratio[1])
-    area = pixels * (scale[0] + (scale[1] - scale[0]) * share)
+    low, high = map(math.log, ratio)
+    least_share, largest_share = scale
+    area = pixels * (least_share + (largest_share - least_share) * share)
     wide = math.exp(low + (high - low) * log_ratio)
     return round(math.sqrt(area / wide)), round(math.sqrt(area * wide))
 
@@ -137,7 +138,9 @@ def _size(attempt: Attempt, scale: Range, ratio: Range, pixels: int) -> tuple[in
 def _place(attempt: Attempt, h: int, w: int, height: int, width: int) -> Box:
     """Return the box of height h and width w at the place of an attempt, in an image that contains it."""
     _, _, top, left = attempt
-    return Box(int(top * (height - h + 1)), int(left * (width - w + 1)), h, w)
+    y = int(top * (height - h + 1))
+    x = int(left * (width - w + 1))
+    return Box(y, x, h, w)
 
 
 @cache

@@ -177,6 +177,7 @@ class StepSampler(DistributedSampler):
 
     def __iter__(self) -> Iterator[Slice]:
         step = self.share // self.micro_batches
+        start_of_share = self.rank * self.share
         end = (self.start // self.steps + 1) * self.steps
         order = torch.arange(self.size)
         shuffled = -1  # the epoch of `order`
@@ -185,7 +186,7 @@ class StepSampler(DistributedSampler):
             if self.shuffle and epoch != shuffled:
                 order = torch.randperm(self.size, generator=generator("order", self.seed, epoch))
                 shuffled = epoch
-            for first in range(self.rank * self.share, (self.rank + 1) * self.share, step):
+            for first in range(start_of_share, start_of_share + self.share, step):
                 begin = position * self.batch_size + first
                 places = torch.arange(begin, begin + step) % self.size
                 yield order[places].tolist(), number, first, self.batch_size

@@ -40,6 +40,9 @@ class Box(NamedTuple):
     width: int
 
 
+ChooseBox = Callable[[int, int], Box]  # returns a part of an image of a height and a width
+
+
 @contextmanager
 def open_image(file: BinaryIO, name: str) -> Iterator[Image.Image]:
     """Open an image of one of FORMATS without decoding it; the body of the `with` statement may decode it.
@@ -162,7 +165,7 @@ def planes(image: Image.Image) -> np.ndarray:
     return pixels.transpose(2, 0, 1)
 
 
-def decode_box(file: BinaryIO, name: str, size: int, channels: int, choose: Callable[[int, int], Box]) -> Image.Image:
+def decode_box(file: BinaryIO, name: str, size: int, channels: int, choose: ChooseBox) -> Image.Image:
     """Decode an image and scale a part of it to size x size, bicubic with antialiasing, as torchvision's resized_crop.
 
     A JPEG whose part is at least twice as large as `size` is decoded at 1/2, 1/4 or 1/8 of its size (PIL's draft mode),

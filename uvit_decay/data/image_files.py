@@ -214,7 +214,8 @@ def read(
                 return str(error)
             return None
 
-        results = in_threads(fill, range(len(chosen)), min(16, os.cpu_count() or 1))
+        threads = min(16, os.cpu_count() or 1)
+        results = in_threads(fill, range(len(chosen)), threads)
         shown = tqdm(results, "reading images", len(chosen), disable=len(chosen) <= 2000)
         failures = [failure for failure in shown if failure is not None]
     if failures:

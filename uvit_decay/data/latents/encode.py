@@ -152,7 +152,8 @@ def _check_images(images: OnDisk, manifest: Manifest, folder: Path, checksums: d
         name, part = manifest.shards[number]
         for start in range(0, min(most, len(part)), AT_ONCE):
             some = part[start : min(start + AT_ONCE, most)]
-            same = crc32(images.stored(list(some)), 1) == pixels[start : start + len(some)]
+            expected = pixels[start : start + len(some)]
+            same = crc32(images.stored(list(some)), 1) == expected
             if not same.all():
                 first = some[int(same.int().argmin())]
                 image = f"{images.listing.path}: {images.listing.members[first]}"

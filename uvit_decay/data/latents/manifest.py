@@ -206,7 +206,8 @@ class Sums:
         self.totals["gram"] += x.T @ x
         self.totals["cross"] += x.T @ y
         log_variance = moments[:, self.space.channels :].double()
-        self.totals["variance"] += self.space.scales**2 * log_variance.exp().sum(dim=(0, 2, 3))
+        variance = log_variance.exp().sum(dim=(0, 2, 3))
+        self.totals["variance"] += self.space.scales**2 * variance
 
     def to_json(self) -> str:
         """Return the sums as text."""
