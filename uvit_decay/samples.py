@@ -143,7 +143,7 @@ class Samples:
 
     @property
     def nfe(self) -> int:
-        """Network evaluations per image in this process so far; a guided step counts twice, with a guide, too."""
+        """Network evaluations per image in this process so far; a step with guidance counts twice."""
         nfe = self._counted.net.nfe
         if self._counted.guide is not None:
             nfe += self._counted.guide.net.nfe

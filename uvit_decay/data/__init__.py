@@ -17,5 +17,5 @@ MODULES = {
     "Latents": "latents.module",
 }
 __all__ = list(MODULES)
-# The first name that is asked for imports all, so that whoever looks for subclasses of ImageData finds them.
+# The first use of a name imports all modules, so that a search for subclasses of ImageData finds them.
 __getattr__, __dir__ = lazy(__name__, MODULES, together=True)

@@ -231,7 +231,7 @@ def _open_cached_zip(path: Path, process: int, changed: int, size: int) -> _Shar
 
 
 def open_file(path: Path) -> BinaryIO:
-    """Open a regular file; raise a UserError for any other, such as a FIFO, whose opening would wait for a writer."""
+    """Open a regular file; raise a UserError for any other, such as a FIFO, where `open` would wait for a writer."""
     with explained(path, OSError):
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise OSError("not a regular file")

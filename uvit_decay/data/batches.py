@@ -208,7 +208,7 @@ class _Batches(Dataset):
 
 
 class StepLoader(DataLoader):
-    """A DataLoader of whole batches that counts those it yields, so that Lightning can save and restore its position.
+    """A DataLoader that counts its batches, so that Lightning can save and restore its position.
 
     Args:
         images: the set.

@@ -1,6 +1,6 @@
 """CIFAR-10 and CIFAR-100 from the official Python batches, extracted or in the official .tar.gz, read by torchvision.
 
-The batches are pickles, which could run code: torchvision reads none whose md5 is not the official one.
+The batches are pickles, which could run code: torchvision reads a file only if it has the official md5.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ class Images(ImageData):
             self.num_workers = 0
 
     def listings(self) -> tuple[Listing, Listing | None]:
-        """List the training images and, if they have a path of their own, the test images."""
+        """List the training images and, if `test_path` is set, the test images."""
         classes = None if self.classes is None else class_list(self.classes)
         training = list_images(self.path, classes)
         if self.test_path is None:
@@ -174,7 +174,7 @@ class Images(ImageData):
             rank_zero_info(f"warning: {what} holds out no image of {missing} of the {len(tested)} classes")
 
     def _compare(self, train: Listing, chosen: list[int], test: Listing) -> None:
-        """Warn if test images are training images, too."""
+        """Warn if test images are also training images."""
         if train == test:
             self.warn_of_overlap(f"the test images are the training images, {self.path}")
             return

@@ -1,4 +1,4 @@
-"""Segmentation masks of images: PNGs of the same names, whose values are classes."""
+"""Segmentation masks of images: PNGs of the same names that contain class numbers."""
 
 from __future__ import annotations
 
