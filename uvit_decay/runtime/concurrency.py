@@ -1,4 +1,4 @@
-"""Work beside work: how many threads, reading ahead of the network, and memory that is freed."""
+"""Threads beside the network: their number, reading ahead, and the reuse of freed memory."""
 
 from __future__ import annotations
 
@@ -36,28 +36,33 @@ Job = TypeVar("Job")
 def read_ahead(read: Callable[[Job], Tensor], jobs: Iterable[Job], device: torch.device) -> Iterator[Tensor]:
     """Yield `read(job)` for all jobs, in order; a thread reads the next one while the caller uses the last one.
 
-    For CUDA GPUs tensors on the CPU are pinned there, so that copying them does not wait.
+    If `device` is a CUDA GPU, tensors on the CPU are pinned, so that copying them does not wait.
     """
 
-    def pinned(job: Job) -> Tensor:
+    def read_and_pin(job: Job) -> Tensor:
         tensor = read(job)
-        return tensor.pin_memory() if device.type == "cuda" and tensor.device.type == "cpu" else tensor
+        if device.type == "cuda" and tensor.device.type == "cpu":
+            return tensor.pin_memory()
+        return tensor
 
-    yield from in_threads(pinned, jobs, 1)
+    yield from in_threads(read_and_pin, jobs, 1)
 
 
 Result = TypeVar("Result")
 
 
 def free_threads() -> int:
-    """Return how many threads, each with as many of torch's as are set, the CPU cores of this process hold."""
-    affinity = getattr(os, "sched_getaffinity", None)  # systems other than Linux have none
-    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    """Return the number of CPU cores of this process divided by torch's number of threads, at least 1."""
+    affinity = getattr(os, "sched_getaffinity", None)  # only Linux has it
+    if affinity:
+        cores = len(affinity(0))
+    else:
+        cores = os.cpu_count() or 1
     return max(1, cores // torch.get_num_threads())
 
 
 def in_threads(work: Callable[[Job], Result], jobs: Iterable[Job], threads: int) -> Iterator[Result]:
-    """Yield work(job) of each job, in order, computed by `threads` threads, which are that many results ahead.
+    """Yield work(job) of each job, in order, computed by `threads` threads up to `threads` results ahead.
 
     Modes of torch that belong to a thread, such as no_grad and autocast, are off when `work` begins.
     """
@@ -67,4 +72,5 @@ def in_threads(work: Callable[[Job], Result], jobs: Iterable[Job], threads: int)
             waiting.append(pool.submit(work, job))
             if len(waiting) > threads:
                 yield waiting.popleft().result()
-        yield from (future.result() for future in waiting)
+        for future in waiting:
+            yield future.result()

@@ -84,7 +84,8 @@ class Processes:
 
         keep_freed_memory()
         takes_gpu = device is None and torch.cuda.is_available()
-        here, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        gpus = torch.cuda.device_count()
         if device is None and 0 < gpus < here:
             hint = f"start {gpus}, or hide the GPUs with CUDA_VISIBLE_DEVICES="
             raise UserError(f"{here} processes on a machine with {gpus} GPUs, but each needs one: {hint}")
@@ -118,10 +119,12 @@ class Processes:
         """
         for start in range(0, len(jobs), self.size):
             mine = start + self.rank
-            result = work(jobs[mine]) if mine < len(jobs) else None
-            yield from self._gathered(result)[: len(jobs) - start]
+            result = None
+            if mine < len(jobs):
+                result = work(jobs[mine])
+            yield from self._gather(result)[: len(jobs) - start]
 
-    def _gathered(self, mine: Result | None) -> list[Any]:
+    def _gather(self, mine: Result | None) -> list[Any]:
         """Return the results of all ranks on rank 0, and an empty list on the others."""
         if self.size == 1:
             return [mine]
@@ -140,20 +143,20 @@ class Processes:
         return box[0]
 
     def check_same(self, what: str, value: object) -> None:
-        """Raise a UserError on all ranks if `value`, which `what` names, is not that of rank 0; all must call this."""
-        found = self._gathered((socket.gethostname(), value))
+        """Raise a UserError on all ranks if `value`, called `what`, differs from rank 0's; all must call this."""
+        found = self._gather((socket.gethostname(), value))
         problem = ""
-        for rank, (host, other) in enumerate(found):
-            if other != (first := found[0][1]):
-                name = f" {min(other.items() ^ first.items())[0]}" if isinstance(other, dict) else ""
-                problem = f"{what}{name}: not the same on {host} (process {rank}) as on {found[0][0]} (process 0)"
-        if problem := self.broadcast(problem):
+        if self.is_main:
+            problem = _describe_difference(what, found)
+        problem = self.broadcast(problem)
+        if problem:
             raise UserError(f"{problem}; give all nodes the same")
 
     def check_file(self, path: Path) -> None:
-        """Raise a UserError on all ranks if the file, where there is one, has another content on another rank."""
+        """Raise a UserError on all ranks if the file, if it exists, has another content on another rank."""
         if self.size > 1:
-            self.check_same(str(path), checksum(path) if path.is_file() else None)
+            content = checksum(path) if path.is_file() else None
+            self.check_same(str(path), content)
 
     def check_shared(self, folder: Path) -> None:
         """Raise a UserError on all ranks unless all see the same `folder`, which must exist; all must call this."""
@@ -167,9 +170,11 @@ class Processes:
         end = time.monotonic() + SEEN_AFTER
         while not (seen := trial.exists()) and time.monotonic() < end:
             time.sleep(0.1)
-        absent = [host for host in self._gathered(None if seen else socket.gethostname()) if host]
+        blind_host = None if seen else socket.gethostname()
+        absent = [host for host in self._gather(blind_host) if host]
         trial.unlink(missing_ok=True)
-        if absent := self.broadcast(absent):
+        absent = self.broadcast(absent)
+        if absent:
             raise UserError(f"{folder} on {absent[0]} is not the folder of process 0: name one that all nodes share")
 
     def wait(self) -> None:
@@ -179,9 +184,28 @@ class Processes:
                 dist.barrier()
 
 
+def _describe_difference(what: str, found: Sequence[tuple[str, Any]]) -> str:
+    """Return the last difference to rank 0 of (host, value) of all ranks, or an empty text if all are equal."""
+    main_host, expected = found[0]
+    problem = ""
+    for rank, (host, value) in enumerate(found):
+        if value == expected:
+            continue
+        name = ""
+        if isinstance(value, dict):
+            first, _ = min(value.items() ^ expected.items())
+            name = f" {first}"
+        problem = f"{what}{name}: not the same on {host} (process {rank}) as on {main_host} (process 0)"
+    return problem
+
+
 def requested() -> tuple[int, str]:
     """Return how many processes the launcher was asked for, and its name; (1, "python") if no launcher is found."""
-    counts = [(int(os.environ[key]), name) for key, name in COUNTS.items() if os.environ.get(key, "").isdecimal()]
+    counts = []
+    for key, launcher in COUNTS.items():
+        count = os.environ.get(key, "")
+        if count.isdecimal():
+            counts.append((int(count), launcher))
     return max(counts, default=(1, "python"))
 
 
@@ -191,16 +215,19 @@ def set_variables() -> None:
     if launcher == "srun":
         job = os.environ.get("SLURM_JOB_ID", "")
         os.environ |= {"RANK": os.environ["SLURM_PROCID"], "WORLD_SIZE": str(size)}
-        os.environ.setdefault("MASTER_ADDR", _slurm_nodes()[0])
-        os.environ.setdefault("MASTER_PORT", str(15000 + int(job[-4:]) if job.isdecimal() else 12910))  # Lightning's
+        first_node, _ = _slurm_nodes()
+        port = 12910  # this and the next are Lightning's ports
+        if job.isdecimal():
+            port = 15000 + int(job[-4:])
+        os.environ.setdefault("MASTER_ADDR", first_node)
+        os.environ.setdefault("MASTER_PORT", str(port))
 
 
 def choose_interface(address: str) -> None:
     """Let gloo use the interface that leads to `address`, of rank 0, unless all are on one node or the user has chosen.
 
-    By itself gloo takes the one that the name of the host stands for: often that is loopback, where processes on other
-    nodes do not find this one. Rank 0 itself may know its own name as loopback, too; then another node of SLURM shows
-    the way.
+    By itself gloo takes the interface of the host's name. This is often loopback, on which other nodes do not find this
+    process. Rank 0 may know its own name as loopback, too. Then the address of another node of SLURM is used.
     """
     if GLOO in os.environ or sys.platform != "linux":
         return
@@ -215,8 +242,10 @@ def choose_interface(address: str) -> None:
 
 def _interface(address: str) -> str | None:
     """Return the name of the interface with this address."""
-    interfaces = psutil.net_if_addrs().items()
-    return next((name for name, own in interfaces if address in (each.address for each in own)), None)
+    for name, own in psutil.net_if_addrs().items():
+        if any(each.address == address for each in own):
+            return name
+    return None
 
 
 def _slurm_nodes() -> list[str]:
@@ -228,7 +257,7 @@ def _slurm_nodes() -> list[str]:
 
 @contextmanager
 def others_needed() -> Iterator[None]:
-    """Turn what torch.distributed raises in the body into a UserError: another process is not there, or has ended."""
+    """Turn errors of torch.distributed in the body into a UserError: another process is missing or has ended."""
     try:
         yield
     except (RuntimeError, ValueError) as error:
@@ -250,7 +279,8 @@ def cpu_threads(count: int | None) -> Iterator[None]:
     More threads slow down small work, and another number changes the rounding of sums.
     """
     before = torch.get_num_threads()
-    torch.set_num_threads(before if count is None else count)
+    if count is not None:
+        torch.set_num_threads(count)
     try:
         yield
     finally:

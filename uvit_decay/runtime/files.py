@@ -20,19 +20,19 @@ PARTIAL = ".partial"  # the new entries in a folder that is refilled
 
 
 def at_home(path: str | Path) -> Path:
-    """Return `path` with ~ and ~user replaced by the home folder; that of an unknown user is kept."""
+    """Return `path` with ~ and ~user replaced by the home folder; ~user of an unknown user stays."""
     return Path(os.path.expanduser(path))
 
 
 def check_writable(path: Path, folder: bool = False) -> None:
-    """Raise a UserError if `path`, a file or `folder`, cannot be written; to be called before the work.
+    """Raise a UserError if `path`, a file or a `folder`, cannot be written; call this before the work.
 
     Makes missing folders. Several processes may call this at once.
     """
-    target = path if folder else path.parent
+    parent = path if folder else path.parent
     with writing(path):
-        target.mkdir(parents=True, exist_ok=True)
-        trial = _partial(target / "file" if folder else path)
+        parent.mkdir(parents=True, exist_ok=True)
+        trial = _partial(parent / "file" if folder else path)
         trial.open("xb").close()
         trial.unlink()
     if not folder and path.is_dir():
@@ -48,7 +48,7 @@ def writing(path: Path) -> Iterator[None]:
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, OSError):  # torch.save raises a RuntimeError from the OSError
             cause = cause.__context__
-        if cause is None or isinstance(cause, BrokenPipeError):  # of an output; no file has one
+        if cause is None or isinstance(cause, BrokenPipeError):  # only a closed output raises it, no file
             raise
         raise UserError(f"cannot write {path}: {cause.strerror or one_line(cause)}") from error
 
@@ -57,7 +57,7 @@ def writing(path: Path) -> Iterator[None]:
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Yield a file that replaces `path` when the context ends without error: a crash leaves the old or the new file.
 
-    Until then it has a unique name beside `path`; only a killed process leaves it behind.
+    Until then it has a unique name beside `path`. Only a killed process leaves it there.
     """
     partial = _partial(path)
     with writing(path):
@@ -73,11 +73,11 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def refilling(folder: Path, last: str, stale: Sequence[str] = ()) -> Iterator[Path]:
-    """Yield an empty folder whose entries replace those of `folder` when the context ends without error.
+    """Yield an empty folder whose entries replace the entries of `folder` when the context ends without error.
 
-    The file `last`, without which the folder is of no use, is removed first and written last: a crash leaves the old
-    entries, the new ones, or a folder without `last`. The old entries named in `stale` are removed; others stay unless
-    a new entry has the same name. The folder must be claimed.
+    The file `last`, without which the folder is useless, is removed first and written last: a crash leaves the old
+    entries, the new ones, or a folder without `last`. The old entries named in `stale` are removed. Other entries stay
+    unless a new entry has the same name. The folder must be claimed.
     """
     partial = folder / PARTIAL
     with writing(folder):
@@ -106,18 +106,22 @@ def _remove(path: Path) -> None:
 def claimed(*paths: Path, first: bool = True) -> Iterator[None]:
     """Hold exclusive locks on writing files or folders; raise a UserError if another program holds one.
 
-    Only the `first` of several processes takes them. Partial files that killed programs have left of a file are
-    removed; those in a folder see `remove_remains`.
+    Only the `first` of several processes takes them. Partial files of a file that killed programs have left are
+    removed; for partial files in a folder see `remove_remains`.
     """
     with ExitStack() as claims:
-        for path in paths if first else ():
-            claims.enter_context(_claim(path))
+        if first:
+            for path in paths:
+                claims.enter_context(_claim(path))
         yield
 
 
 @contextmanager
 def _claim(path: Path) -> Iterator[None]:
-    lock = FileLock(path / LOCK if path.is_dir() else path.parent / f".{path.name}.lock")
+    if path.is_dir():
+        lock = FileLock(path / LOCK)
+    else:
+        lock = FileLock(path.parent / f".{path.name}.lock")
     with writing(path):
         try:
             lock.acquire(timeout=0)
@@ -129,7 +133,7 @@ def _claim(path: Path) -> Iterator[None]:
             remove_remains(path.parent, escape(path.name))
         yield
     finally:
-        with suppress(OSError):  # of a disk that has become read-only: the file alone is no lock
+        with suppress(OSError):  # the disk has become read-only; the file without its lock does no harm
             Path(lock.lock_file).unlink()  # while it is held, so that another program creates a new one
         lock.release()
 
@@ -137,7 +141,7 @@ def _claim(path: Path) -> Iterator[None]:
 def remove_remains(folder: Path, names: str = "*") -> None:
     """Remove partial files that killed programs left in a claimed folder; `names` is a glob of their targets.
 
-    A folder of such a name is no partial file, and stays.
+    Folders with such names stay.
     """
     for partial in folder.glob(f".{names}.????????.partial"):
         if not partial.is_dir():

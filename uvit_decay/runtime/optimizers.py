@@ -43,14 +43,18 @@ class LARS(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update all parameters that have a gradient; return what `closure`, if given, returns."""
-        with torch.enable_grad():
-            loss = None if closure is None else closure()
+        """Update all parameters that have a gradient; return the loss of `closure`, or None without a closure."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is None:
                     continue
-                direction = p.grad if p.ndim < 2 else _scale(p, p.grad, group["weight_decay"], group["trust"])
+                direction = p.grad
+                if p.ndim >= 2:
+                    direction = _scale(p, p.grad, group["weight_decay"], group["trust"])
                 state = self.state[p]
                 if not state:
                     state["momentum_buffer"] = torch.zeros_like(p)
@@ -68,21 +72,22 @@ def _scale(w: torch.Tensor, gradient: torch.Tensor, weight_decay: float, trust: 
 
 
 class Muon(Optimizer):
-    """torch's Muon (Jordan et al. 2024) for groups that say so, with steps as long as AdamW's, and AdamW for others.
+    """torch's Muon (Jordan et al. 2024), with steps as long as AdamW's, for groups with `muon`; AdamW for the others.
 
     Both take the groups and the state of this optimizer, so that one checkpoint and one schedule serve both.
 
     Args:
         params: groups with lr, weight_decay and `muon`; both kinds occur.
-        lr: learning rate of groups that name none.
-        betas: of AdamW.
-        momentum: of Muon, Nesterov's.
+        lr: learning rate of groups without `lr`.
+        betas: decay rates of AdamW's two moments.
+        momentum: Nesterov momentum of Muon.
     """
 
     def __init__(
         self, params: Sequence[dict[str, Any]], lr: float, betas: tuple[float, float], momentum: float
     ) -> None:
-        matrices, others = ([group for group in params if group[MUON] == muon] for muon in (True, False))
+        matrices = [group for group in params if group[MUON]]
+        others = [group for group in params if not group[MUON]]
         self.parts = {
             True: MatrixMuon(matrices, lr, momentum=momentum, adjust_lr_fn="match_rms_adamw"),
             False: AdamW(others, lr, betas, fused=True),
@@ -91,7 +96,9 @@ class Muon(Optimizer):
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Make a step with both optimizers, after handing them the current groups and state, which loading replaces."""
-        loss = closure() if closure is not None else None
+        loss = None
+        if closure is not None:
+            loss = closure()
         for muon, part in self.parts.items():
             part.param_groups = [group for group in self.param_groups if group[MUON] == muon]
             part.state = self.state

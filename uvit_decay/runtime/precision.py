@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, partial
 from statistics import median
 from timeit import timeit
@@ -20,16 +20,16 @@ from uvit_decay.runtime.errors import UserError
 
 Precision = Literal["float32", "tf32", "bf16"]
 
-# Transformers of this width and more train faster in bfloat16 on a CPU that multiplies matrices so many times as fast
-# in it (docs/LOG.md): 1.6 to 3 times with AMX, 1.8 to 2 with AVX512-BF16, with a ratio of 1.9 (1.5 when busy).
-# Without either it is 0.4 to 0.5. Narrower networks gain little or nothing.
+# Transformers of at least this width train faster in bfloat16 if the CPU multiplies matrices at least BF16_RATIO times
+# as fast in it (docs/LOG.md). Training is 1.6 to 3 times as fast with AMX and 1.8 to 2 times with AVX512-BF16, whose
+# ratio is 1.9 (1.5 when busy). Without either the ratio is 0.4 to 0.5. Narrower networks gain little or nothing.
 BF16_WIDTH, BF16_RATIO = 96, 1.25
 
 
 def check_training_precision(precision: str) -> None:
     """Raise a UserError for a precision of a Lightning trainer with float16.
 
-    The fused optimizer undoes the scaling of the gradient inside its step, so that clipping and the logged norm would
+    The fused optimizer removes the scale of the gradient inside its step. Clipping and the logged norm would therefore
     see a gradient that is up to 65,536 times too large.
     """
     if "16" in precision and not precision.startswith("bf16"):
@@ -37,51 +37,61 @@ def check_training_precision(precision: str) -> None:
 
 
 def chosen_precision(precision: Precision | None, device: torch.device) -> Precision:
-    """Return `precision`, or if it is None tf32 on CUDA GPUs and float32 elsewhere.
+    """Return `precision`; if it is None, tf32 on CUDA GPUs and float32 elsewhere.
 
     float32 is several times slower on GPUs; bf16 is never the default because many networks were not trained in it.
     """
     if precision == "tf32" and device.type != "cuda":
-        raise UserError(f"precision tf32 is of CUDA GPUs, this device is {device}: use float32 or bf16")
-    return precision or ("tf32" if device.type == "cuda" else "float32")
+        raise UserError(f"precision tf32 needs a CUDA GPU, and this device is {device}: use float32 or bf16")
+    if precision is not None:
+        return precision
+    return "tf32" if device.type == "cuda" else "float32"
 
 
 def trains_in_bf16(width: int) -> bool:
-    """Return whether a transformer of this width trains faster in bf16 on this CPU, by the time of a product."""
+    """Return whether a transformer of this width trains faster in bf16 on this CPU, by timing matrix products."""
     return width >= BF16_WIDTH and product_ratio() >= BF16_RATIO
 
 
 @cache
 def product_ratio() -> float:
-    """Measure how many times as long a product of matrices takes in float32 as in bfloat16 on this CPU: some ms.
+    """Return the time of a matrix product in float32 over its time in bfloat16 on this CPU, measured in some ms.
 
-    Processor time, medians of products in turn, so that other programs do not decide.
+    The two products are timed in turn, in processor time, and medians are compared, so that other programs have little
+    influence.
     """
-    products = [partial(torch.mm, *torch.ones(2, 256, 256, dtype=dtype)) for dtype in (torch.float32, torch.bfloat16)]
-    seconds = [[timeit(product, timer=time.process_time, number=1) for product in products] for _ in range(16)]
-    single, half = (median(each) for each in zip(*seconds[1:], strict=True))  # the first ones prepare
-    return single / half
+    seconds: dict[torch.dtype, list[float]] = {torch.float32: [], torch.bfloat16: []}
+    products = {dtype: partial(torch.mm, *torch.ones(2, 256, 256, dtype=dtype)) for dtype in seconds}
+    for _ in range(16):
+        for dtype, product in products.items():
+            seconds[dtype].append(timeit(product, timer=time.process_time, number=1))
+    # The first product of each kind prepares kernels.
+    return median(seconds[torch.float32][1:]) / median(seconds[torch.bfloat16][1:])
 
 
 @contextmanager
 def computing(device: torch.device, precision: Precision) -> Iterator[None]:
     """Make networks on `device` compute in this precision within the context, whatever the trainer or user has set.
 
-    The settings are torch's and hold for the whole process, other threads included; they are restored afterwards.
+    The settings are torch's and hold for all threads of the process; they are restored afterwards.
     """
-    backends, tf32 = torch.backends, precision == "tf32"
-    knobs = (backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul, backends.mkldnn.conv)
+    backends = torch.backends
+    tf32 = precision == "tf32"
+    on_gpus = (backends.cuda.matmul, backends.cudnn.conv)
+    knobs = (*on_gpus, backends.mkldnn.matmul, backends.mkldnn.conv)
     before = [knob.fp32_precision for knob in knobs]
-    matmul, cudnn = _legacy()
-    autocasts = torch.amp.is_autocast_available(device.type)  # the meta device does not
+    matmul, cudnn = _read_legacy_settings()
+    autocast: AbstractContextManager = nullcontext()
+    if torch.amp.is_autocast_available(device.type):  # not on the meta device
+        autocast = torch.autocast(device.type, torch.bfloat16, precision == "bf16")
     try:
         if matmul is not None:
             torch.set_float32_matmul_precision("high" if tf32 else "highest")
         if cudnn is not None:
             backends.cudnn.allow_tf32 = tf32
         for knob in knobs:
-            knob.fp32_precision = "tf32" if tf32 and knob in knobs[:2] else "ieee"
-        with torch.autocast(device.type, torch.bfloat16, precision == "bf16") if autocasts else nullcontext():
+            knob.fp32_precision = "tf32" if tf32 and knob in on_gpus else "ieee"
+        with autocast:
             yield
     finally:
         if matmul is not None:
@@ -92,10 +102,10 @@ def computing(device: torch.device, precision: Precision) -> Iterator[None]:
             knob.fp32_precision = value
 
 
-def _legacy() -> tuple[str | None, bool | None]:
-    """Return the older forms of these settings (matmul, cuDNN); None if torch refuses to read one as ambiguous.
+def _read_legacy_settings() -> tuple[str | None, bool | None]:
+    """Return the older forms of these settings (matmul, cuDNN); None where torch refuses to read one as ambiguous.
 
-    They are set along with the new ones because torch.compile reads them and fails if old and new disagree.
+    They are set together with the new ones, because torch.compile reads them and fails if old and new disagree.
     """
     try:
         matmul = torch.get_float32_matmul_precision()

@@ -15,20 +15,24 @@ SCRIPT = re.compile(r"(?<![\w/.])(python |-- |\\\n *)?(train|sample|evaluate)\.p
 
 
 def localised(text: str) -> str:
-    """Return a text that names scripts, such as `python train.py`, with the commands of this process in their place.
+    """Return a text in which names of scripts, such as `python train.py`, are replaced by commands of this program.
 
-    A script after `-- ` or at the beginning of a continued line is started by a launcher, which takes a module.
+    The text stays as it is if this process was started by a script. A script after `-- ` or at the beginning of a
+    continued line is started by a launcher, which takes a module.
     """
-    program = Path(sys.argv[0])  # uvit-decay, or that of python -m uvit_decay
-    ours = program.name in (PROGRAM, MODULE) or program.parts[-2:] == (MODULE, "__main__.py")
-    return SCRIPT.sub(_command, text) if ours else text
+    program = Path(sys.argv[0])  # uvit-decay, or __main__.py of python -m uvit_decay
+    is_ours = program.name in (PROGRAM, MODULE) or program.parts[-2:] == (MODULE, "__main__.py")
+    return SCRIPT.sub(_name_command, text) if is_ours else text
 
 
-def _command(script: re.Match[str]) -> str:
-    before, name = script[1] or "", script[2]
+def _name_command(script: re.Match[str]) -> str:
+    before = script[1] or ""
+    name = script[2]
     if before in ("", "python "):
         return f"{PROGRAM} {name}"
-    return f"-m -- {MODULE} {name}" if before == "-- " else f"{before}-m {MODULE} {name}"
+    if before == "-- ":
+        return f"-m -- {MODULE} {name}"
+    return f"{before}-m {MODULE} {name}"
 
 
 def lazy(
@@ -47,7 +51,9 @@ def lazy(
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         wanted = modules if together else {name: modules[name]}
-        found = {key: getattr(import_module(f"{package}.{module}"), key) for key, module in wanted.items()}
+        found = {}
+        for key, module in wanted.items():
+            found[key] = getattr(import_module(f"{package}.{module}"), key)
         vars(sys.modules[package]).update(found)
         return found[name]
 
@@ -65,24 +71,24 @@ DEFAULT_CONFIG = f"{CONFIGS}/digits.yaml"  # of train.py without --config
 def bundled(name: str) -> Path:
     """Return the path of a file that comes with the package, such as configs/digits.yaml.
 
-    In a wheel it is inside of the package, in a checkout beside it.
+    In a wheel the file is inside the package, in a checkout beside it.
     """
     inside = PACKAGE / name
     return inside if inside.exists() else PACKAGE.parent / name
 
 
 def or_bundled(name: str | Path) -> Path:
-    """Return the bundled file of this name if there is one, else `name` as a path."""
+    """Return the bundled file of this name if there is one, otherwise `name` as a path."""
     path = Path(name)
     found = bundled(path.as_posix())
     return found if found.is_file() and ".." not in path.parts else path
 
 
 def find_config(name: str) -> str:
-    """Return the path of a configuration: `name` itself if it is one, else that of the package.
+    """Return the path of a configuration: `name` itself if it is a file, otherwise the bundled configuration.
 
     Args:
-        name: a file, which comes first, or a bundled configuration as digits, digits.yaml or configs/digits.yaml.
+        name: a file, or a bundled configuration as digits, digits.yaml or configs/digits.yaml.
     """
     if Path(name).exists() and not Path(name).is_dir():
         return name

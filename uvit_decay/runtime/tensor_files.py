@@ -63,7 +63,8 @@ def load_tensors(path: Path, verify: bool = True) -> tuple[dict[str, str], dict[
     _check_readable(path)
     refusal = explained(f"{path} is truncated or not a safetensors file", SafetensorError, OSError, MemoryError)
     with refusal, safe_open(path, framework="pt") as file:
-        metadata, tensors = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        metadata = file.metadata() or {}
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     if not {TENSORS, HEADER} & metadata.keys():
         return metadata, tensors
     header = metadata.pop(HEADER, None)
@@ -100,7 +101,7 @@ class TorchFile:
     """A file of torch.save that is opened once: tensors, plain values, argparse Namespaces; code is refused.
 
     Raises:
-        UserError: a file that is missing or that may not be read, or a web page in its place.
+        UserError: the file is missing, may not be read, or is a web page.
     """
 
     def __init__(self, path: Path) -> None:
@@ -129,11 +130,11 @@ class TorchFile:
     def read(self, whole: bool = True) -> Any:
         """Return the contents; the tensors of a zip are memory-mapped.
 
-        They are compared with the checksums of the zip at 2.6 GB/s, the data of tensors only if `whole`. What was read
-        or compared before is not read again.
+        The contents are compared with the checksums of the zip at 2.6 GB/s, the data of tensors only if `whole`. A part
+        that was read or compared before is not read again.
 
         Raises:
-            UserError: a file that is damaged, or that could run code.
+            UserError: the file is damaged, or could run code.
         """
         try:
             if self._zipped and not self._compared:
@@ -143,8 +144,10 @@ class TorchFile:
                 self._contents, self._read = self._unpickle(), True
             return self._contents
         except pickle.UnpicklingError as error:
-            holds = "holds more than tensors and plain values and"
-            kind = holds if self._zipped else "is not a checkpoint, and such a file"
+            if self._zipped:
+                kind = "holds more than tensors and plain values and"
+            else:
+                kind = "is not a checkpoint, and such a file"
             raise UserError(f"{self.path} {kind} could run code: refused") from error
         except Exception as error:  # any type: arbitrary bytes can make an unpickler raise anything
             cause = one_line(error)
@@ -164,11 +167,13 @@ def load_pickle(path: Path) -> Any:
 
 def load_any(path: Path) -> tuple[dict[str, str], Any]:
     """Return metadata and contents of a .safetensors or a file of torch.save, which has no metadata."""
-    return load_tensors(path) if path.suffix.lower() == ".safetensors" else ({}, load_pickle(path))
+    if path.suffix.lower() == ".safetensors":
+        return load_tensors(path)
+    return {}, load_pickle(path)
 
 
 def _check_readable(path: Path) -> None:
-    """Raise a UserError for a file that is missing or that may not be read, or a web page in its place."""
+    """Raise a UserError for a file that is missing, that may not be read, or that is a web page."""
     _check_is_file(path)
     with explained(f"cannot read {path}", OSError), path.open("rb") as file:
         start = file.read(PAGE)
@@ -177,24 +182,26 @@ def _check_readable(path: Path) -> None:
 
 
 def _check_is_file(path: Path) -> None:
+    if path.is_dir():
+        raise UserError(f"the file {path} is a folder")
     if not path.is_file():
-        raise UserError(f"the file {path} {'is a folder' if path.is_dir() else 'does not exist'}")
+        raise UserError(f"the file {path} does not exist")
 
 
 def _is_web_page(start: bytes) -> bool:
-    """Return whether a file that starts so is a web page, which a failed download leaves."""
+    """Return whether a file that starts with these bytes is a web page, which a failed download leaves."""
     return start.lstrip().startswith(b"<")
 
 
 def _web_page(path: Path) -> UserError:
-    return UserError(f"{path} is no file of tensors but a web page: the download failed, fetch it again")
+    return UserError(f"{path} is a web page, not a file of tensors: the download failed, fetch it again")
 
 
 def check_records(file: IO[bytes], whole: bool, head: bool = True) -> None:
-    """Compare the records of a file of torch.save with their CRC-32s at 2.6 GB/s; those of tensors only if `whole`.
+    """Compare the records of a file of torch.save with their CRC-32s at 2.6 GB/s; tensors only if `whole`.
 
-    Both names of each record are compared, too: the reader of torch goes by the offsets in the central directory alone,
-    and would take one tensor for another of the same size.
+    Both names of each record are compared, too: torch reads by the offsets in the central directory alone, and would
+    take one tensor for another of the same size.
 
     Args:
         file: the open file, which stays open.
@@ -212,26 +219,42 @@ def check_records(file: IO[bytes], whole: bool, head: bool = True) -> None:
                 raise zipfile.BadZipFile(f"its {record.filename} is compressed")
             archive.open(record).close()  # raises if the record at its offset has another name
         has_crcs = any(record.CRC for record in records)  # torch has an option to write zeros instead
-        for record in records if has_crcs else ():
-            if whole if "/data/" in record.filename else head:
-                with archive.open(record) as content:
-                    while content.read(2**20):
-                        pass
+        if not has_crcs:
+            return
+        for record in records:
+            is_tensor = "/data/" in record.filename
+            wanted = whole if is_tensor else head
+            if wanted:
+                _read_to_end(archive, record)
+
+
+def _read_to_end(archive: zipfile.ZipFile, record: zipfile.ZipInfo) -> None:
+    """Read a record, so that zipfile compares its CRC-32."""
+    with archive.open(record) as content:
+        while content.read(2**20):
+            pass
 
 
 def load_weights(path: Path, whose: str) -> dict[str, Tensor]:
     """Return the weights in a file of another program, floating-point ones as float32; they may be memory-mapped.
 
-    `whose` they are is for errors, such as "timm's ViT weights".
+    Args:
+        path: the file.
+        whose: name of the weights in errors, such as "timm's ViT weights".
     """
-    state = typed(dict[str, Tensor], load_any(path)[1], f"{whose} in {path}")
+    _, contents = load_any(path)
+    state = typed(dict[str, Tensor], contents, f"{whose} in {path}")
     check_weights(path, state)
-    return {name: value.float() if value.is_floating_point() else value for name, value in state.items()}
+    weights = {}
+    for name, value in state.items():
+        weights[name] = value.float() if value.is_floating_point() else value
+    return weights
 
 
 def check_weights(path: Path, state: Mapping[str, Tensor]) -> None:
-    """Raise a UserError for weights of the file `path` that are no plain tensors, not finite, or larger than it."""
-    if not all(map(has_values, state.values())) or sum(value.nbytes for value in state.values()) > path.stat().st_size:
+    """Raise a UserError if weights of the file `path` are not plain tensors, not finite, or larger than the file."""
+    plain = all(has_values(value) for value in state.values())
+    if not plain or sum(value.nbytes for value in state.values()) > path.stat().st_size:
         raise UserError(f"{path} is damaged: its weights are not plain tensors, or larger than the file")
     for name, value in state.items():
         if value.is_floating_point() and not value.float().isfinite().all():
