@@ -44,7 +44,7 @@ def test_an_encoder_is_probed_while_it_trains_as_afterwards(pretrained):
     data, found = Digits(), checkpoint.load(folder / "checkpoints" / "last.ckpt")
     data.setup()
     grid = Prober(found.net, found.path, data, Probing(layers=("2",), pool="cls", **SMALL), CPU).grid(Processes())
-    for name, value in grid.tracked(2).items():
+    for name, value in grid.average_layer(2).items():
         assert value == pytest.approx(last.values[f"tracked_{name}"], rel=1e-6), name
 
 

@@ -13,7 +13,7 @@ from uvit_decay.data.archives import ArchiveIndex, file_states
 from uvit_decay.data.batches import ImageSet, InMemory
 from uvit_decay.data.fingerprint import hash_files, spread
 from uvit_decay.data.image_files import list_images
-from uvit_decay.evaluation.open_by_name import judged_on
+from uvit_decay.evaluation.open_by_name import describe_test_images
 from uvit_decay.runtime.errors import UserError
 
 NAMES = [f"{kind}/{i}.bmp" for kind in ("cat", "dog") for i in range(4)]
@@ -128,7 +128,7 @@ def test_test_images_that_are_training_images_are_found(tmp_path):
         data = Images(str(train), str(test), image_size=8, batch_size=2)
         data.setup()
         overlaps.append(data.overlap)
-        assert data.overlap in judged_on(data)
+        assert data.overlap in describe_test_images(data)
     assert [bool(overlap) for overlap in overlaps] == [True, True, True, False, True, False]
     data = Images(str(train), holdout=0.5, image_size=8, batch_size=2)
     data.setup()

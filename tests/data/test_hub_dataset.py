@@ -12,7 +12,7 @@ from PIL import Image
 from uvit_decay.data import HubDataset, Images
 from uvit_decay.data.hub_dataset import HubListing
 from uvit_decay.evaluation.image_sources import DatasetImages
-from uvit_decay.evaluation.open_by_name import judged_on, open_data
+from uvit_decay.evaluation.open_by_name import describe_test_images, open_data
 from uvit_decay.runtime.errors import UserError
 
 datasets = pytest.importorskip("datasets")
@@ -48,7 +48,7 @@ def test_images_labels_and_classes_are_those_of_the_data_set(saved):
     expected = torch.stack([torch.from_numpy(noise(SIZE, SIZE, 3, seed=i)) for i in range(8)]).permute(0, 3, 1, 2)
     assert torch.equal(data.train.images, expected)
     assert (len(data.test), data.name, data.overlap) == (4, "saved", "")
-    assert "test" in judged_on(data)
+    assert "test" in describe_test_images(data)
 
 
 def test_large_sets_stay_in_their_memory_mapped_files_and_workers_get_their_names(saved):

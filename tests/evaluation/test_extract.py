@@ -5,7 +5,7 @@ import torch
 from refusals import raises_user_error
 from torch import Tensor
 
-from uvit_decay.evaluation.extract import Extraction, parts_of
+from uvit_decay.evaluation.extract import Extraction, split_into_parts
 from uvit_decay.evaluation.image_sources import ImageSource
 from uvit_decay.metrics.extractors import Extractor, Features
 from uvit_decay.runtime.distributed import Processes
@@ -67,14 +67,14 @@ def test_what_an_error_stopped_goes_on_with_the_part_it_lacks(tmp_path, prefetch
         extracted(Numbers(200, prefetch, damaged=100), tmp_path / "store")
     mended = Numbers(200, prefetch)
     store = extracted(mended, tmp_path / "store")
-    (part,) = [part for part in parts_of(200) if 100 in part]
+    (part,) = [part for part in split_into_parts(200) if 100 in part]
     assert mended.reads == list(range(part.start, 200))
     assert store.tensor("features")[:, 0].tolist() == list(range(200))
 
 
 @pytest.mark.parametrize("count", [1, 2, 23, 24, 25, 1000, 50_000])
 def test_parts_are_consecutive_and_small_sets_have_work_for_many_processes(count):
-    parts = parts_of(count)
+    parts = split_into_parts(count)
     assert [i for part in parts for i in part] == list(range(count))
     assert max(map(len, parts)) <= 256
     assert len(parts) >= min(count, 12)
@@ -82,7 +82,7 @@ def test_parts_are_consecutive_and_small_sets_have_work_for_many_processes(count
 
 @pytest.mark.parametrize("batch_size", [1, 64, 1000])
 def test_a_part_of_a_large_set_has_256_images_for_every_batch_size(batch_size):
-    parts = parts_of(50_000)
+    parts = split_into_parts(50_000)
     assert {len(part) for part in parts[:-1]} == {256}
     extraction = Extraction(Pixels(), CPU, batch_size)
     assert [i for batch in extraction._batches(parts[1]) for i in batch] == list(range(256, 512))

@@ -2,7 +2,7 @@
 
 from refusals import find_line, raises_user_error
 
-from uvit_decay.evaluation.metric_table import DINOV2, METRICS, OTHER, MetricOptions, displayed, on_screen
+from uvit_decay.evaluation.metric_table import DINOV2, METRICS, OTHER, MetricOptions, collect_values, format_title
 from uvit_decay.metrics.extractors import Extractor, Features
 
 
@@ -21,38 +21,38 @@ class Named(Extractor):
 
 def test_distances_between_features_of_dinov2_have_names_of_their_own():
     options = MetricOptions()
-    assert options.chosen(Named(logits=10), 2000) == ("fid", "is", "kid", "prc")
-    assert options.chosen(Named(OTHER, logits=10), 2000) == ("fd", "is", "kid", "prc")
-    assert options.chosen(Named(DINOV2), 2000) == ("prc", "fdd", "kdd")
-    assert options.chosen(Named(DINOV2), 0) == ("fdd",)
-    assert [displayed()[name].title for name in ("fid", "fdd", "kid", "kdd")] == ["FID", "FDD", "KID", "KDD"]
+    assert options.choose(Named(logits=10), 2000) == ("fid", "is", "kid", "prc")
+    assert options.choose(Named(OTHER, logits=10), 2000) == ("fd", "is", "kid", "prc")
+    assert options.choose(Named(DINOV2), 2000) == ("prc", "fdd", "kdd")
+    assert options.choose(Named(DINOV2), 0) == ("fdd",)
+    assert [collect_values()[name].title for name in ("fid", "fdd", "kid", "kdd")] == ["FID", "FDD", "KID", "KDD"]
     assert [next(iter(METRICS[name].values)) for name in ("fdd", "kdd")] == ["fdd", "kdd"]
     for metric in ("fid", "kid", "is"):
         with raises_user_error(f"--metrics {metric}", "named", "prc,mind,fdd,kdd"):
-            MetricOptions((metric,)).chosen(Named(DINOV2), 2000)
+            MetricOptions((metric,)).choose(Named(DINOV2), 2000)
     with raises_user_error("fdd", "named", "fid,kid,prc,mind"):
-        MetricOptions(("fdd",)).chosen(Named(), 2000)
+        MetricOptions(("fdd",)).choose(Named(), 2000)
 
 
 def test_metrics_by_default_that_are_left_out_have_a_reason():
     options = MetricOptions()
-    assert options.left_out(Named(logits=10), 1000) == {}
-    reasons = options.left_out(Named(), 150)
+    assert options.explain_omissions(Named(logits=10), 1000) == {}
+    reasons = options.explain_omissions(Named(), 150)
     assert list(reasons) == ["is", "kid"]
     find_line(reasons["is"], "named", "logits")
     find_line(reasons["kid"], "150 images", 1000, "--kid-subset 150")
-    reasons = options.left_out(Named(DINOV2), 0)
+    reasons = options.explain_omissions(Named(DINOV2), 0)
     assert list(reasons) == ["prc", "kdd"]
     assert all("statistics" in reason for reason in reasons.values())
-    assert MetricOptions(("fid",)).left_out(Named(), 0) == {}
+    assert MetricOptions(("fid",)).explain_omissions(Named(), 0) == {}
 
 
 def test_the_name_of_a_distance_is_that_of_its_features():
-    assert MetricOptions(("fd", "prc")).chosen(Named(OTHER), 2000) == ("fd", "prc")
+    assert MetricOptions(("fd", "prc")).choose(Named(OTHER), 2000) == ("fd", "prc")
     with raises_user_error("--metrics"):
-        MetricOptions(("fid",)).chosen(Named(OTHER), 2000)
-    assert MetricOptions(("fid", "prc")).chosen(Named(), 2000) == ("fid", "prc")
+        MetricOptions(("fid",)).choose(Named(OTHER), 2000)
+    assert MetricOptions(("fid", "prc")).choose(Named(), 2000) == ("fid", "prc")
     with raises_user_error("--metrics fd", "named"):
-        MetricOptions(("fd",)).chosen(Named(), 2000)
-    assert on_screen("fd", "FD", "small-cnn-0123456789ab") == "FD (small-cnn)"
-    assert on_screen("fid", "FID", "inception-v3-adm-0123456789ab") == "FID"
+        MetricOptions(("fd",)).choose(Named(), 2000)
+    assert format_title("fd", "FD", "small-cnn-0123456789ab") == "FD (small-cnn)"
+    assert format_title("fid", "FID", "inception-v3-adm-0123456789ab") == "FID"

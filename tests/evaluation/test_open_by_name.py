@@ -15,7 +15,7 @@ from uvit_decay.data.folder import OnDisk
 from uvit_decay.data.image_files import list_images
 from uvit_decay.evaluation.generation import open_reference
 from uvit_decay.evaluation.image_sources import DatasetImages
-from uvit_decay.evaluation.open_by_name import judged_on, open_data, open_images
+from uvit_decay.evaluation.open_by_name import describe_test_images, open_data, open_images
 from uvit_decay.image_io import save_npz, save_pngs
 
 
@@ -143,9 +143,9 @@ def test_reports_say_which_images_were_the_test_images(forms, images):
         (forms / "labelled" / name).mkdir(parents=True)
         save_pngs(forms / "labelled" / name, [images[:6]])
     path = str(forms / "labelled")
-    assert "%" not in judged_on(open_data("digits", None, 8, 1))
-    assert judged_on(open_data(path, path, 16, 3)).startswith(f"{path}; ")  # they are the training images
-    find_line(judged_on(open_data(path, None, 16, 3)), "10%")
+    assert "%" not in describe_test_images(open_data("digits", None, 8, 1))
+    assert describe_test_images(open_data(path, path, 16, 3)).startswith(f"{path}; ")  # they are the training images
+    find_line(describe_test_images(open_data(path, None, 16, 3)), "10%")
 
 
 @pytest.mark.parametrize("name", ["digits", str(ROOT / "configs" / "digits.yaml")])

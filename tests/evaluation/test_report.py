@@ -6,7 +6,7 @@ import torch
 
 from uvit_decay.evaluation.feature_store import FeatureStore, Reference
 from uvit_decay.evaluation.generation import Comparison
-from uvit_decay.evaluation.report import _coverage
+from uvit_decay.evaluation.report import _measure_coverage
 
 
 def test_coverage_is_the_share_of_reference_images_near_samples():
@@ -17,4 +17,4 @@ def test_coverage_is_the_share_of_reference_images_near_samples():
     comparison = Mock(spec=Comparison, samples=side, reference=side)
     samples, reference = Mock(spec=FeatureStore), Mock(spec=Reference, store=Mock(spec=FeatureStore))
     samples.tensor, reference.tensor = Mock(return_value=fake), Mock(return_value=real)
-    assert _coverage(comparison, samples, reference) == {"one": 0.5}
+    assert _measure_coverage(comparison, samples, reference) == {"one": 0.5}

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from uvit_decay.evaluation.metric_table import displayed
+from uvit_decay.evaluation.metric_table import collect_values
 from uvit_decay.evaluation.report_html import Neighbours, Report, write_html
 
 
@@ -96,11 +96,11 @@ def test_everything_is_there(tmp_path):
     assert "is_std" not in texts
 
 
-@pytest.mark.parametrize("key", displayed())
+@pytest.mark.parametrize("key", collect_values())
 def test_every_metric_says_what_it_means(tmp_path, key):
     report = replace(REPORT, metrics={key: 0.5}, protocol={"extractor": "small-cnn-0123456789ab"})
     page = " ".join(Page(written(tmp_path, report)).texts)
-    value = displayed()[key]
+    value = collect_values()[key]
     title = "FD (small-cnn)" if key == "fd" else value.title
     assert f"{title}  {0.5:.{value.decimals}f}  {value.meaning}; {value.better} is better" in page
 

@@ -12,8 +12,8 @@ from uvit_decay.nn.intermediates import Layer, pooled
 from uvit_decay.nn.resnet import ResNet
 from uvit_decay.representations.features import TokenReader
 from uvit_decay.representations.grid import SCORES
-from uvit_decay.representations.options import TIMES, Visualization, chosen_level
-from uvit_decay.representations.probing import Prober, Probing, check_probed, probed_images
+from uvit_decay.representations.options import TIMES, Visualization, choose_level
+from uvit_decay.representations.probing import Prober, Probing, check_probed, choose_images
 from uvit_decay.representations.visualize import PatchFeatures, draw_patches
 from uvit_decay.runtime.distributed import Processes
 
@@ -44,7 +44,7 @@ def test_features_of_an_encoder_are_the_pooled_tokens_of_clean_images(digits, po
     cells = prober(digits, pool=pool).cells(0)
     train, labels, test = cells.train(0), cells.labels, cells.test
     assert (train.shape, test.shape) == ((3, 200, 16), (3, 100, 16))
-    chosen = torch.tensor(probed_images(Probing(max_train=200), digits)[0])
+    chosen = torch.tensor(choose_images(Probing(max_train=200), digits)[0])
     x = digits.train.images[chosen].double() / 127.5 - 1
     quarters = [x[:, 0, 4 * i : 4 * i + 4, 4 * j : 4 * j + 4].flatten(1) for i in (0, 1) for j in (0, 1)]
     cls, register = x.mean(dim=(1, 2, 3))[:, None].expand(-1, 16), x[:, 0, 0].repeat(1, 2)
@@ -75,8 +75,8 @@ def test_denoisers_keep_their_levels_and_an_encoder_is_asked_for_none(digits):
         with raises_user_error("encoder"):
             check_probed(Encoder(), None, digits, Probing(**options))
     with raises_user_error("--time"):
-        chosen_level(0.1, encoder=True)
-    assert (chosen_level(None, encoder=False), chosen_level(None, encoder=True)) == (0.1, 0.0)
+        choose_level(0.1, encoder=True)
+    assert (choose_level(None, encoder=False), choose_level(None, encoder=True)) == (0.1, 0.0)
     check_probed(Encoder(), None, digits, Probing(pool="cls"))  # classes without a null label do not matter here
 
 

@@ -7,7 +7,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from torch.overrides import TorchFunctionMode
 
 from uvit_decay.representations import knn
-from uvit_decay.representations.knn import knn_accuracy, neighbours, vote
+from uvit_decay.representations.knn import find_neighbours, knn_accuracy, vote
 
 CLASSES, CELLS, N, N2, D = 5, 3, 203, 97, 8
 
@@ -24,7 +24,7 @@ def data():
 
 
 def predicted(train, y, test, k=20, **options):
-    near = [neighbours(*sides, k) for sides in zip(train, test, strict=True)]
+    near = [find_neighbours(*sides, k) for sides in zip(train, test, strict=True)]
     return torch.stack([vote(similar, y[index], **options) for similar, index in near])
 
 
@@ -66,7 +66,7 @@ def test_equally_near_samples_are_all_of_the_nearest(monkeypatch, chunk):
     """Forty copies of two directions, exactly alike: five of the nearer one, whichever they are."""
     monkeypatch.setattr(knn, "CHUNK", chunk)
     train = torch.tensor([[1.0, 0.0], [0.0, 1.0]]).repeat(20, 1)
-    similar, index = neighbours(train, torch.tensor([[2.0, 0.0], [0.0, 3.0]]), 5)
+    similar, index = find_neighbours(train, torch.tensor([[2.0, 0.0], [0.0, 3.0]]), 5)
     assert (index % 2).tolist() == [[0] * 5, [1] * 5]
     assert all(len(set(row)) == 5 for row in index.tolist())
     assert (similar == 1).all()
@@ -109,5 +109,5 @@ def test_only_a_copy_to_an_accelerator_does_not_wait(data):
     assert len(copies.without_waiting) >= 1 + CELLS  # the labels, and the features of each cell
     assert not any(copies.without_waiting)
     with Copies() as copies:
-        neighbours(train[0], test[0].to("meta"), 5)
+        find_neighbours(train[0], test[0].to("meta"), 5)
     assert any(copies.without_waiting)

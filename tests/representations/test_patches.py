@@ -83,7 +83,7 @@ def test_planted_groups_are_found_and_in_all_images_the_same():
 
 def test_clusters_are_scikit_learns_on_the_same_graph():
     features, labels = planted(noise=1.5)
-    weights = patches._affinity(features, 10)
+    weights = patches._build_affinity(features, 10)
     assert abs(weights - weights.T).max() == 0
     assert weights.diagonal().max() == 0
     assert weights.data.min() > patches.FLOOR / 2
@@ -98,7 +98,7 @@ def test_clusters_are_scikit_learns_on_the_same_graph():
 def test_eigenvectors_solve_the_random_walk_and_lanczos_finds_the_same(monkeypatch):
     features, _ = planted(noise=3.0)
     dense = spectral_clusters(features, 3, neighbours=10)
-    weights = torch.from_numpy(patches._affinity(features, 10).toarray())
+    weights = torch.from_numpy(patches._build_affinity(features, 10).toarray())
     v = dense.eigenvectors.flatten(0, 1)
     walked = weights @ v / weights.sum(1, keepdim=True)
     eigenvalues = (walked * v).sum(0) / v.square().sum(0)
@@ -126,7 +126,8 @@ def test_neighbours_are_brute_forces():
         rank = sorted(rivals, key=lambda k: -float(x[i] @ x[k])).index(j)
         if rank < 3 and x[i] @ x[j] > patches.FLOOR:
             expected[i, j] = x[i] @ x[j]
-    torch.testing.assert_close(torch.from_numpy(patches._affinity(features, 3).toarray()), (expected + expected.T) / 2)
+    weights = patches._build_affinity(features, 3).toarray()
+    torch.testing.assert_close(torch.from_numpy(weights), (expected + expected.T) / 2)
 
 
 def test_a_single_image_and_patches_without_neighbours_are_clustered():

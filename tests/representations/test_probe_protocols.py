@@ -13,7 +13,7 @@ from uvit_decay.diffusion.noise_path import VP
 from uvit_decay.representations import protocols
 from uvit_decay.representations.linear_probes import DDAE, REPA, accuracies
 from uvit_decay.representations.options import Alignment, Probing
-from uvit_decay.representations.probing import Prober, probed_images
+from uvit_decay.representations.probing import Prober, choose_images
 from uvit_decay.representations.protocols import PROTOCOLS
 from uvit_decay.representations.reference import Neighbourhood, Reference, cknna
 from uvit_decay.runtime.distributed import Processes
@@ -33,7 +33,7 @@ def prober(data, reference=None, **options):
 def pixels(data, count=60, rows=None):
     """The pixels of the test images that are probed, as a reference."""
     rows = list(range(count)) if rows is None else rows
-    chosen = probed_images(Probing(**SMALL), data)[1]
+    chosen = choose_images(Probing(**SMALL), data)[1]
     x = data.test.images[[chosen[row] for row in rows]].flatten(1).float()
     return Reference(x, rows, {"checkpoint": "pixels", "images": len(rows), "neighbours": 10})
 
@@ -127,7 +127,7 @@ def test_repa_by_name_with_a_checkpoint_as_reference(trained, encoder, tmp_path,
     [
         (["--times", "0.1,x"], "--times"),
         (["--times", "0,0.5"], ("times", "(0, 1)")),
-        (["--data", "nowhere"], "--data nowhere: digits, cifar10, cifar100"),
+        (["--data", "nowhere"], ("--data nowhere", "digits, cifar10, cifar100")),
         (["--max-train", "7"], ("20 training", 7)),
         (["--max-train", "4", "--neighbours", "3"], ("5 training", 4)),
         (["--protocol", "repa", "--reference", "itself"], "clean pictures"),

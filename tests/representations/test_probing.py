@@ -16,7 +16,7 @@ from uvit_decay.diffusion.noise_path import VP
 from uvit_decay.image_io import to_float
 from uvit_decay.nn.intermediates import HasIntermediates, Layer
 from uvit_decay.representations import probing
-from uvit_decay.representations.probing import Prober, Probing, probed_images
+from uvit_decay.representations.probing import Prober, Probing, choose_images
 from uvit_decay.representations.rank import effective_rank
 from uvit_decay.runtime.distributed import Processes
 
@@ -136,7 +136,7 @@ def test_the_rank_of_an_encoder_is_that_of_its_class_tokens(digits):
     net = mae_task().net.eval()
     options = Probing(max_train=60, max_test=50, neighbours=5)
     grid = Prober(net, None, digits, options, CPU).grid(Processes())
-    x = to_float(digits.test[probed_images(options, digits)[1]][0])
+    x = to_float(digits.test[choose_images(options, digits)[1]][0])
     with torch.no_grad():
         states = list(net.forward_intermediates(x))
     expected = [effective_rank(state[:, 0]) for state in states]

@@ -19,7 +19,7 @@ from uvit_decay.representations.classification import Classifying
 from uvit_decay.representations.linear_probes import IN100, accuracies
 from uvit_decay.representations.networks import ProbedNetwork
 from uvit_decay.representations.options import Classification
-from uvit_decay.representations.protocols import PROTOCOLS, Cells, drawn
+from uvit_decay.representations.protocols import PROTOCOLS, Cells, draw_shots
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.random import normal
 
@@ -62,7 +62,7 @@ def test_few_shots_are_scikit_learns_on_the_same_draws(pixels, shots):
     values, chosen = outcome_of(f"few-shot-{shots}", pixels, draws=3, seed=4)
     test, expected = pixels.test[0].numpy(), []
     for draw in range(3):
-        part = drawn(pixels.labels, shots, 4, draw)
+        part = draw_shots(pixels.labels, shots, 4, draw)
         assert (pixels.labels[part].bincount() == shots).all()
         train = pixels.train(0)[0, part].numpy()
         scaler = StandardScaler().fit(train)
@@ -77,9 +77,9 @@ def test_few_shots_are_scikit_learns_on_the_same_draws(pixels, shots):
 
 
 def test_fewer_shots_of_a_draw_are_among_more(pixels):
-    one, five = (set(drawn(pixels.labels, shots, 0, 2).tolist()) for shots in (1, 5))
+    one, five = (set(draw_shots(pixels.labels, shots, 0, 2).tolist()) for shots in (1, 5))
     assert one < five
-    assert one.isdisjoint(drawn(pixels.labels, 1, 0, 3).tolist())
+    assert one.isdisjoint(draw_shots(pixels.labels, 1, 0, 3).tolist())
 
 
 def test_features_are_pooled_tokens_of_one_layer_in_one_pass(digits):

@@ -20,7 +20,7 @@ from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.evaluation.feature_store import StatisticsFile
 from uvit_decay.evaluation.generation import Comparison, open_reference
 from uvit_decay.evaluation.image_sources import DatasetImages, GeneratedImages, ImageSource
-from uvit_decay.evaluation.metric_table import MetricOptions, displayed, on_screen
+from uvit_decay.evaluation.metric_table import MetricOptions, collect_values, format_title
 from uvit_decay.evaluation.report import remarks
 from uvit_decay.history import GENERATION
 from uvit_decay.image_io import to_uint8
@@ -150,7 +150,7 @@ class GenerationMetrics(PeriodicSampling):
         classes = range(task.net.num_classes)
         samples = Samples(task.source(), sampling, weights, classes, seed=self.seed, decode=decode, shape=shape)
         images = GeneratedImages(samples, self.num, self.extractor.channels)
-        options = replace(self.options, metrics=self.options.chosen(self.extractor, 0))
+        options = replace(self.options, metrics=self.options.choose(self.extractor, 0))
         return Comparison(
             images,
             self._reference_file,
@@ -185,10 +185,10 @@ class GenerationMetrics(PeriodicSampling):
         metadata = {**comparison.metadata(), "measured_nfe": nfe, "remarks": remarks(comparison)}
         logged = {f"{name}/{key}": value for name, value in values.items()}
         record(trainer, self.folder / GENERATION, values, metadata, logged)
-        displays = displayed()
+        displays = collect_values()
         shown = []
         for name, value in values.items():
             decimals = displays[name].decimals if name in displays else 3
-            title = on_screen(name, name.replace("_", " "), metadata["extractor"])
+            title = format_title(name, name.replace("_", " "), metadata["extractor"])
             shown.append(f"{title} {value:.{decimals}f}")
         rank_zero_info(f"GenerationMetrics at step {trainer.global_step}: {', '.join(shown)} ({key})")

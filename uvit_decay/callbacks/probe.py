@@ -15,7 +15,7 @@ from uvit_decay.history import PROBES
 from uvit_decay.nn.intermediates import Pool, layer_indices
 from uvit_decay.representations.grid import Grid
 from uvit_decay.representations.options import Probing
-from uvit_decay.representations.probing import Prober, check_probed, default_layer, probed_images
+from uvit_decay.representations.probing import Prober, check_probed, choose_images, default_layer
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.precision import Precision
@@ -102,7 +102,7 @@ class LinearProbes(Periodic):
         return default_layer(task.net, task.path)
 
     def evaluations(self, trainer: Trainer, task: Task) -> int:
-        images = sum(map(len, probed_images(self.probing, trainer.datamodule)))
+        images = sum(map(len, choose_images(self.probing, trainer.datamodule)))
         return images * len(self.probing.levels(task.path is None))
 
     def evaluate(self, trainer: Trainer, task: Task) -> None:
@@ -124,7 +124,7 @@ class LinearProbes(Periodic):
             "best_on_test_accuracy": best["best_on_test_accuracy_of_all_cells"],
         }
         shown = []
-        for name, value in grid.tracked(number).items():
+        for name, value in grid.average_layer(number).items():
             values[f"tracked_{name}"] = value
             shown.append(f"{name.replace('_', ' ')} {value:.3f}")
         metadata = {**grid.protocol, "weights": weights, "tracked": layer, "best": best}

@@ -16,7 +16,7 @@ from uvit_decay.representations.options import (
     Probing,
     Reconstruction,
     Visualization,
-    chosen_level,
+    choose_level,
 )
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.sampling_options import LoadingOptions, PrecisionOption
@@ -62,9 +62,9 @@ def probe(
         out: folder for probes.csv, .json, .png and cknna.png; default: in probes/, a telling name.
     """
     from uvit_decay.commands.opened import opened, writing_to
-    from uvit_decay.evaluation.open_by_name import judged_on, picture_protocol
+    from uvit_decay.evaluation.open_by_name import describe_pictures, describe_test_images
     from uvit_decay.representations.networks import open_judging_data, open_network
-    from uvit_decay.representations.probing import Prober, check_probed, probed_images
+    from uvit_decay.representations.probing import Prober, check_probed, choose_images
     from uvit_decay.representations.protocols import find_protocol
     from uvit_decay.representations.reference import open_reference
     from uvit_decay.runtime.files import remove_remains
@@ -84,12 +84,12 @@ def probe(
         computed = f"-{precision}" if precision != "float32" else ""
         computed += f"-{reference.judged.name}{alignment.name}" if reference else ""
         out = out or Path("probes") / f"{judged.name}-{images.name}{judging.tested}{probing.name}{computed}"
-        about = {**judged.about, "pictures": picture_protocol(images), "test images": judged_on(images)}
+        about = {**judged.about, "pictures": describe_pictures(images), "test images": describe_test_images(images)}
         with writing_to(out, processes=processes, folder=True):
             if processes.is_main:
                 remove_remains(out, "probes.*")
                 remove_remains(out, "cknna.*")
-            test, most = probed_images(probing, images)[1], alignment.alignment_images
+            test, most = choose_images(probing, images)[1], alignment.alignment_images
             features = reference.features(images, test, most, processes) if reference else None
             prober = Prober(judged.net.to(device), judged.path, images, probing, device, precision, features)
             grid = prober.grid(processes, True)
@@ -110,7 +110,7 @@ def classify(
     check_ending("--out", out, ".json")
 
     from uvit_decay.commands.opened import opened, writing_to
-    from uvit_decay.representations.classification import Classifying, table
+    from uvit_decay.representations.classification import Classifying, format_report
     from uvit_decay.representations.networks import open_judging_data, open_network
     from uvit_decay.runtime.precision import chosen_precision
     from uvit_decay.runtime.validation import write_json
@@ -124,7 +124,7 @@ def classify(
             report = classifying.report(device, chosen_precision(judging.precision, device), processes)
             if report is not None:
                 write_json(out, report)
-                print(table(report))
+                print(format_report(report))
                 print(f"wrote {out}")
 
 
@@ -136,9 +136,9 @@ def features(options: Visualization) -> None:
     from uvit_decay.nn.intermediates import layer_indices
     from uvit_decay.representations.networks import open_network
     from uvit_decay.representations.probing import default_layer
-    from uvit_decay.representations.visualize import choose_points, draw_patches, draw_tsne, tsne_file
+    from uvit_decay.representations.visualize import choose_points, draw_patches, draw_tsne, name_tsne_file
 
-    outputs = (options.out, tsne_file(options.out))
+    outputs = (options.out, name_tsne_file(options.out))
     with opened(device=options.device) as (processes, device), writing_to(*outputs, processes=processes):
         if not processes.is_main:
             return
@@ -198,7 +198,7 @@ def open_patch_features(judged: ProbedNetwork, options: Visualization, device: t
     to_input = (lambda x: autoencoder.space.mean(autoencoder.encode(x))) if autoencoder else to_float
     precision = chosen_precision(options.precision, device)
     reader = TokenReader(net.to(device), judged.path, to_input, device, precision, options.batch_size)
-    return PatchFeatures(reader, images, chosen_level(options.time, judged.is_encoder), options.seed, judged.title)
+    return PatchFeatures(reader, images, choose_level(options.time, judged.is_encoder), options.seed, judged.title)
 
 
 def check_shape(name: str, images: ImageSource, channels: int, side: int) -> None:

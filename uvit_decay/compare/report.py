@@ -19,7 +19,7 @@ from statistics import StatisticsError, correlation, fmean, stdev
 from typing import Any, NamedTuple
 
 from uvit_decay.compare.runs import BEST, DIMENSIONS, KNN, MEAN_SHARE, ON_TEST, RANK, TOP1, Run, group_runs, is_number
-from uvit_decay.evaluation.metric_table import displayed, on_screen
+from uvit_decay.evaluation.metric_table import collect_values, format_title
 from uvit_decay.history import GENERATION, PROBES
 from uvit_decay.plots import final_values, learning_curves
 from uvit_decay.runtime.files import replacing
@@ -36,7 +36,7 @@ COLUMNS = {  # value: title in the table, number of decimals; columns without an
     RANK: ("effective rank", 3),
     DIMENSIONS: ("dimensions", 2),
     MEAN_SHARE: ("share of the mean", 3),
-    **{key: (value.title, value.decimals) for key, value in displayed().items()},
+    **{key: (value.title, value.decimals) for key, value in collect_values().items()},
     WITHIN: ("r within runs", 2),
     POOLED: ("r over all evaluations", 2),
 }
@@ -145,7 +145,7 @@ def title_of(value: str, runs: Sequence[Run]) -> str:
     if tokens and value in RANKS.values():
         title += f" of {' or '.join(sorted(tokens))}"
     if len(extractors) == 1:
-        return on_screen(value, title, extractors.pop())
+        return format_title(value, title, extractors.pop())
     return title
 
 
@@ -262,7 +262,7 @@ def _panel_titles(runs: Sequence[Run], rank: str) -> dict[str, str]:
     for run in runs:
         measured |= {name for name, value in run.last.items() if name != MEAN_SHARE or math.isfinite(value)}
     if not any(run.probed for run in runs):
-        return {name: title_of(name, runs) for name in displayed() if name in measured}
+        return {name: title_of(name, runs) for name in collect_values() if name in measured}
     shown = {rank: title_of(rank, runs), BEST: "best probe accuracy", KNN: "kNN accuracy"}
     if MEAN_SHARE in measured:
         shown[MEAN_SHARE] = "share of the mean"

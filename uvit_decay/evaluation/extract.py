@@ -1,9 +1,9 @@
-"""Feature extraction by one or more processes: parts, order and numbers do not depend on how many there are."""
+"""Feature extraction by one or more processes; parts, order and values do not depend on the number of processes."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +21,13 @@ from uvit_decay.runtime.distributed import Processes, batches
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import check_writable
 
-PART = 256  # most images in a part of a store
-PARTS = 24  # parts of a small set: work for up to 24 processes, while the parts do not depend on their number
-SHOWN = 100  # first samples, whose images are kept for the report
+PART = 256  # largest number of images in a part of a store
+PARTS = 24  # parts of a small set: work for up to 24 processes, although the parts do not depend on their number
+SHOWN = 100  # number of first samples whose images are stored for the report
 
 
-def parts_of(count: int) -> list[range]:
-    """Split range(count) into consecutive parts, independent of processes and batch size."""
+def split_into_parts(count: int) -> list[range]:
+    """Split range(count) into consecutive parts, independent of the number of processes and the batch size."""
     return batches(count, min(PART, -(-count // PARTS)), 1)
 
 
@@ -38,8 +38,8 @@ class Extraction:
     Args:
         extractor: prepared extractor, on `device`.
         device: device on which features are extracted.
-        batch_size: images at a time; affects numbers only by rounding.
-        show: draw a progress bar.
+        batch_size: images at a time; affects values only by rounding.
+        show: show a progress bar.
     """
 
     extractor: Extractor
@@ -50,21 +50,24 @@ class Extraction:
     def run(
         self, images: ImageSource, keep: Sequence[str], processes: Processes, folder: Path | None = None
     ) -> FeatureStore:
-        """Return a store of the features of `images`; all processes take part in extracting those that it lacks.
+        """Return a store of the features of `images`; all processes take part in extracting missing parts.
 
         Args:
             images: images to extract features of.
-            keep: some of FLOATS; "images" keeps all images, "shown" the first ones, as uint8.
+            keep: some of FLOATS, and "images" for all images or "shown" for the first ones, as uint8.
             processes: processes that share the work.
-            folder: folder of the store; None means the cache of this machine, for references.
+            folder: folder of the store; None for the cache of this machine, for references.
+
+        Raises:
+            UserError: the images differ between processes, or change while their features are extracted.
         """
         if processes.size > 1:
             processes.check_same(images.name, images.content())
         fingerprints = {"images": images.fingerprint(), "extractor": self.extractor.fingerprint()}
         metadata = {**fingerprints, "n": len(images), "keep": list(keep)}
-        store = FeatureStore(folder, metadata, parts_of(len(images)))
+        store = FeatureStore(folder, metadata, split_into_parts(len(images)))
         # Only the first process locks, reads and writes the store.
-        with _locked(store) if processes.is_main else nullcontext():
+        with _lock(store) if processes.is_main else nullcontext():
             extracted = self._fill(store, images, keep, processes)
             if processes.is_main and extracted and images.fingerprint() != fingerprints["images"]:
                 store.remove()
@@ -72,17 +75,22 @@ class Extraction:
         return store
 
     def _fill(self, store: FeatureStore, images: ImageSource, keep: Sequence[str], processes: Processes) -> bool:
-        """Extract the parts that the store lacks; return whether there were any."""
+        """Extract the missing parts of the store; return whether there were any."""
         missing: list[range] = processes.broadcast(store.open() if processes.is_main else None)
         # The batches of this process, in the order in which `map_ordered` asks for its parts.
-        mine = [batch for part in missing[processes.rank :: processes.size] for batch in self._batches(part)]
-        reader = read_ahead(images.read, mine, self.device) if images.prefetch else (images.read(part) for part in mine)
+        mine: list[range] = []
+        for part in missing[processes.rank :: processes.size]:
+            mine += self._split_into_batches(part)
+        reader = self._read_batches(images, mine)
 
         def work(part: range) -> dict[str, Tensor]:
             nfe = images.nfe
-            rows = [self._tensors(next(reader), part, keep) for _ in self._batches(part)]
-            tensors = {name: torch.cat([batch[name] for batch in rows]) for name in rows[0]}
-            return {**tensors, "calls": torch.tensor([images.nfe - nfe])}
+            batches = [self._extract(next(reader), part, keep) for _ in self._split_into_batches(part)]
+            tensors = {}
+            for name in batches[0]:
+                tensors[name] = torch.cat([batch[name] for batch in batches])
+            tensors["calls"] = torch.tensor([images.nfe - nfe])
+            return tensors
 
         # Parts arrive in order on the first process. On the others `done` is empty, so that the loop has no steps, but
         # iterating it to the end makes them work; hence `strict` on the first process only.
@@ -95,24 +103,35 @@ class Extraction:
                 bar.update(len(part))
         return len(missing) > 0
 
-    def _batches(self, part: range) -> list[range]:
+    def _split_into_batches(self, part: range) -> list[range]:
         return [part[start : start + self.batch_size] for start in range(0, len(part), self.batch_size)]
 
-    def _tensors(self, images: Tensor, part: range, keep: Sequence[str]) -> dict[str, Tensor]:
-        """Return the tensors to keep for `images`, a batch of `part`, on the CPU."""
+    def _read_batches(self, images: ImageSource, batches: list[range]) -> Iterator[Tensor]:
+        """Yield the images of each batch, read ahead by a thread if the source permits it."""
+        if images.prefetch:
+            yield from read_ahead(images.read, batches, self.device)
+            return
+        for batch in batches:
+            yield images.read(batch)
+
+    def _extract(self, images: Tensor, part: range, keep: Sequence[str]) -> dict[str, Tensor]:
+        """Return the tensors to store for `images`, a batch of `part`, on the CPU."""
         features = self.extractor(images.to(self.device, non_blocking=True))
-        kept = {name: getattr(features, name).cpu() for name in FLOATS if name in keep}
+        tensors = {}
+        for name in FLOATS:
+            if name in keep:
+                tensors[name] = getattr(features, name).cpu()
         if "images" in keep or ("shown" in keep and part.start < SHOWN):
-            kept["images"] = images.cpu()
-        return kept
+            tensors["images"] = images.cpu()
+        return tensors
 
 
-def _locked(store: FeatureStore) -> AbstractContextManager[object]:
-    """Return an exclusive lock on the store, once it is free: two evaluations may share a reference."""
+def _lock(store: FeatureStore) -> AbstractContextManager[object]:
+    """Wait for an exclusive lock on the store, because two evaluations may share a reference; return the lock."""
     check_writable(store.lock)
     lock = FileLock(store.lock)
     try:
         return lock.acquire(timeout=0)
     except Timeout:
-        print(f"waiting for another program that fills {store.folder}", file=sys.stderr)
+        print(f"waiting for another program that extracts features to {store.folder}", file=sys.stderr)
         return lock.acquire()

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from uvit_decay.metrics.extractors import Extractor
 
 
-# The extractors of the protocols, which are ways to resize images to its size; the name is part of the name of every
-# number. The first of an extractor is its default, the first of all that of commands.
+# Protocols, which are ways to resize images for an extractor, and their extractors. The name of the protocol is part of
+# the name of every value. The first protocol of an extractor is its default; the first of all is the commands' default.
 PROTOCOLS = {
     "pytorch-fid": "inception",
     "adm": "inception",
@@ -30,7 +30,13 @@ PROTOCOLS = {
 
 
 class ExtractorRequest(NamedTuple):
-    """Request of a command to an extractor: options, the name of a protocol if it has some, and spatial features."""
+    """Request of a command for an extractor.
+
+    Args:
+        options: the options.
+        protocol: name of the protocol; None if the extractor has no protocols.
+        spatial: whether spatial features are needed.
+    """
 
     options: FeatureOptions
     protocol: str | None
@@ -41,8 +47,9 @@ def _inception(request: ExtractorRequest) -> Extractor:
     from uvit_decay.metrics import Inception
 
     options = request.options
-    network = (options.compile, options.feature_precision)
-    return Inception(options.inception_weights, request.protocol, request.spatial, *network)
+    return Inception(
+        options.inception_weights, request.protocol, request.spatial, options.compile, options.feature_precision
+    )
 
 
 def _digits(request: ExtractorRequest) -> Extractor:
@@ -71,13 +78,13 @@ class FeatureOptions:
 
     Args:
         features: an extractor, one of {", ".join(EXTRACTORS)}; default: the protocol's.
-        protocol: {", ".join(PROTOCOLS)}: how images are resized for inception or dinov2, as docs/evaluation.md says,
-            which other features ignore; default: {next(iter(PROTOCOLS))}, or the first of --features.
+        protocol: {", ".join(PROTOCOLS)}: how images are resized for inception or dinov2, as docs/evaluation.md says;
+            other features ignore it; default: {next(iter(PROTOCOLS))}, or the first of --features.
         inception_weights: the file that torch-fidelity uses; default: torch's cache, or download.
         dinov2_weights: a file of timm or facebookresearch/dinov2; default: timm's in the cache, or download.
         image_size: crop images of files to this size, as ADM does.
         compile: torch.compile for Inception or DINOv2, and for the network of --ckpt.
-        feature_precision: of Inception and DINOv2; bf16 and tf32 are faster, but numbers of papers are in float32.
+        feature_precision: of Inception and DINOv2; bf16 and tf32 are faster, but papers report values in float32.
     """
 
     features: str | None = None
@@ -93,21 +100,32 @@ class FeatureOptions:
             raise UserError(f"--protocol takes one of {', '.join(PROTOCOLS)}, got {self.protocol!r}")
         own = self._own_protocols()
         if self.protocol is not None and own and self.protocol not in own:
-            raise UserError(f"--protocol {self.protocol} is not of {self.name}, whose protocols are {', '.join(own)}")
+            known = ", ".join(own)
+            raise UserError(f"--protocol {self.protocol}: features {self.name} have no such protocol; choose {known}")
 
     @property
     def name(self) -> str:
-        """Name of the extractor: of --features, else of the protocol."""
-        return self.features or PROTOCOLS[self.protocol or next(iter(PROTOCOLS))]
+        """Name of the extractor: --features, or the protocol's extractor."""
+        if self.features:
+            return self.features
+        return PROTOCOLS[self.protocol or next(iter(PROTOCOLS))]
 
     def _own_protocols(self) -> list[str]:
-        """Return the protocols of the extractor; one without any ignores --protocol."""
+        """Return the protocols of the extractor; an extractor without protocols ignores --protocol."""
         return [name for name, features in PROTOCOLS.items() if features == self.name]
 
     def extractor(self, spatial: bool) -> Extractor:
-        """Return the extractor, not yet loaded, which yields `spatial` features, too, if it can."""
-        if self.name in EXTRACTORS:
-            protocol = next((name for name in self._own_protocols() if self.protocol in (None, name)), None)
-            return EXTRACTORS[self.name](ExtractorRequest(self, protocol, spatial))
-        own = "for a network of your own an Extractor of ten lines does it: docs/extending.md"
-        raise UserError(f"--features takes one of {', '.join(EXTRACTORS)}, got {self.name}; {own}")
+        """Return the extractor, not yet loaded, with `spatial` features if it can yield them.
+
+        Raises:
+            UserError: the table has no such extractor.
+        """
+        if self.name not in EXTRACTORS:
+            known = ", ".join(EXTRACTORS)
+            hint = "docs/extending.md shows how to add your own"
+            raise UserError(f"--features takes one of {known}, got {self.name}; {hint}")
+        own = self._own_protocols()
+        protocol = own[0] if own else None
+        if self.protocol in own:
+            protocol = self.protocol
+        return EXTRACTORS[self.name](ExtractorRequest(self, protocol, spatial))

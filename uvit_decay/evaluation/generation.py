@@ -25,14 +25,26 @@ from uvit_decay.runtime.files import at_home
 def open_reference(
     name: str, channels: int, image_size: int | None = None
 ) -> tuple[StatisticsFile | None, ImageSource | None]:
-    """Open a reference: statistics, images, or both for ADM's reference files; arguments as of `open_images`."""
+    """Open a reference: statistics, images, or both for ADM's reference files.
+
+    Args:
+        name: an .npz file of statistics or images, or a name as in `open_images`.
+        channels: 1 for grey, 3 for RGB, as in `open_images`.
+        image_size: size that image files are cropped to, as in `open_images`.
+
+    Raises:
+        UserError: there is no such reference, or it cannot be read.
+    """
     path = at_home(name)
     if path.suffix.lower() != ".npz" or not path.exists():
         return None, open_images(name, channels, image_size)
     file = StatisticsFile(path)
     if not file.has("features"):
         return None, ArrayImages(path, channels)
-    return file, ArrayImages(path, channels) if file.has_images else None
+    images = None
+    if file.has_images:
+        images = ArrayImages(path, channels)
+    return file, images
 
 
 @dataclass(frozen=True)
@@ -42,10 +54,10 @@ class Comparison:
     Args:
         samples: images to evaluate.
         file: reference statistics, or None.
-        reference: reference images, or None; with both, only metrics that need single features use the images.
+        reference: reference images, or None. With both, only metrics that need single features use the images.
         extractor: prepared extractor, on `device`.
         device: device on which features are extracted.
-        batch_size: images at a time; affects numbers only by rounding.
+        batch_size: images at a time; affects values only by rounding.
         options: choice and settings of the metrics.
     """
 
@@ -59,23 +71,31 @@ class Comparison:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Names of the metrics; a UserError if one needs what the extractor does not yield."""
-        return self.options.chosen(self.extractor, self._fewest)
+        """Names of the metrics.
+
+        Raises:
+            UserError: a chosen metric needs an output that the extractor does not yield.
+        """
+        return self.options.choose(self.extractor, self._pairs)
 
     @property
     def left_out(self) -> dict[str, str]:
-        """Metrics by default that are not computed, each with the reason."""
-        return self.options.left_out(self.extractor, self._fewest)
+        """Default metrics that are not computed, each with the reason."""
+        return self.options.explain_omissions(self.extractor, self._pairs)
 
     @property
-    def _fewest(self) -> int:
-        """Number of images that can be compared one by one."""
-        return 0 if self.reference is None else min(len(self.samples), len(self.reference))
+    def _pairs(self) -> int:
+        """Number of samples or of reference images, whichever is smaller; 0 without reference images."""
+        if self.reference is None:
+            return 0
+        return min(len(self.samples), len(self.reference))
 
     @property
     def reference_name(self) -> str:
         """The name of the reference images with their number, or of the file of statistics."""
-        return self.file.path.stem if self.reference is None else f"{self.reference.name}-{len(self.reference)}"
+        if self.reference is None:
+            return self.file.path.stem
+        return f"{self.reference.name}-{len(self.reference)}"
 
     @property
     def name(self) -> str:
@@ -83,18 +103,21 @@ class Comparison:
         return f"{self.samples.name}-{len(self.samples)}_vs_{self.reference_name}_{self.extractor.name}"
 
     def default_name(self) -> str:
-        """Return the default report name: readable, plus a hash of every setting that affects the numbers."""
-        whole = {**self.metadata(), "metrics": self.metrics, "samples": self.samples.fingerprint()}
+        """Return the default file name of the report, with a hash of every setting that affects the values."""
+        settings = {**self.metadata(), "metrics": self.metrics, "samples": self.samples.fingerprint()}
         if self.reference is not None:
-            whole["images"] = self.reference.fingerprint()
-        digest = hashlib.sha256(json.dumps(whole, sort_keys=True, default=str).encode()).hexdigest()
+            settings["images"] = self.reference.fingerprint()
+        text = json.dumps(settings, sort_keys=True, default=str)
+        digest = hashlib.sha256(text.encode()).hexdigest()
         return f"{self.name}_{digest[:8]}.json"
 
     def metadata(self) -> dict[str, Any]:
-        """Return everything that the numbers depend on, as plain values."""
-        reference: dict[str, Any] = {} if self.reference is None else self.reference.metadata()
+        """Return everything that the values depend on, as plain values."""
+        reference: dict[str, Any] = {}
+        if self.reference is not None:
+            reference |= self.reference.metadata()
         if self.file is not None:
-            reference = {**reference, "statistics": self.file.path.name, **self.file.metadata}
+            reference |= {"statistics": self.file.path.name, **self.file.metadata}
         metadata = {"n": len(self.samples), "samples": self.samples.metadata(), "reference": reference}
         metadata["extractor"] = self.extractor.fingerprint()
         for name in self.metrics:
@@ -102,55 +125,77 @@ class Comparison:
         return metadata
 
     def check(self) -> None:
-        """Raise a UserError for what would otherwise fail after hours: too few images, unsuitable statistics."""
+        """Check the inputs before the long extraction.
+
+        Raises:
+            UserError: there are too few images for a metric, or the statistics are unsuitable.
+        """
         if self.file is not None:
             self.file.check(self.extractor)
         for name in self.metrics:
             metric = METRICS[name]
             if self.reference is None and metric.compares_with == "images":
-                raise UserError(f"{name} compares single images, and {self.file.path} has statistics only")
+                raise UserError(f"{name} needs reference images, but {self.file.path} has only statistics")
             if self.reference is None and metric.compares_with == "statistics" and not self.file.has(metric.needs):
-                raise UserError(f"{self.file.path} has no statistics for {name}")
+                raise UserError(f"{name} needs statistics of {metric.needs}, but {self.file.path} has none")
             self._check_count(name, self.samples)
             if self.reference is not None and metric.compares_with != "nothing":
                 self._check_count(name, self.reference)
 
     def _check_count(self, name: str, images: ImageSource) -> None:
-        metric, n = METRICS[name], len(images)
+        """Raise a UserError if there are too few images for a metric."""
+        n = len(images)
         if n < 2:
-            raise UserError(f"{images.name} has {n} images, metrics need 2 or more")
+            raise UserError(f"{images.name} has {n} images: metrics need 2 or more")
+        metric = METRICS[name]
         least = metric.least(self.options, self.extractor.widths[metric.needs])
         if n < least:
-            raise UserError(f"{images.name} has {n} images, {name} needs {least} or more: {metric.advice.format(n=n)}")
+            advice = metric.advice.format(n=n)
+            raise UserError(f"{images.name} has {n} images, but {name} needs {least} or more: {advice}")
 
     def extract(
         self, folder: Path, processes: Processes, save_images: bool = False, show: bool = True, also: Sequence[str] = ()
     ) -> tuple[FeatureStore, Reference]:
         """Extract the features of both sides: the samples' into `folder`, the reference's into the cache.
 
-        `also` names outputs of the extractor for the samples that no metric needs.
+        Args:
+            folder: folder of the store of the samples.
+            processes: processes that share the work.
+            save_images: store all samples, not only the first ones.
+            show: show progress bars.
+            also: outputs of the extractor to store for the samples although no metric needs them.
         """
         # The reference comes first: it is cached, and its errors appear before anything is sampled.
         reference = self.extract_reference(processes, show)
-        keep = sorted({METRICS[name].needs for name in self.metrics} | {"features", *also})
+        outputs = {METRICS[name].needs for name in self.metrics}
+        keep = sorted(outputs | {"features", *also})
         keep.append("images" if save_images else "shown")
         extraction = Extraction(self.extractor, self.device, self.batch_size, show)
-        return extraction.run(self.samples, keep, processes, folder), reference
+        store = extraction.run(self.samples, keep, processes, folder)
+        return store, reference
 
     def extract_reference(self, processes: Processes, show: bool = True) -> Reference:
-        """Extract the features of the reference images if a metric needs them or the file lacks its statistics."""
-        metrics = [METRICS[name] for name in self.metrics if METRICS[name].compares_with != "nothing"]
-        covered = self.file is not None and all(
-            metric.compares_with == "statistics" and self.file.has(metric.needs) for metric in metrics
-        )
-        if self.reference is None or covered:
+        """Extract the features of the reference images, unless the file has the statistics of all metrics."""
+        from_file = self.file is not None
+        outputs = {"features"}
+        for name in self.metrics:
+            metric = METRICS[name]
+            if metric.compares_with == "nothing":
+                continue
+            outputs.add(metric.needs)
+            if metric.compares_with == "images" or (from_file and not self.file.has(metric.needs)):
+                from_file = False
+        if self.reference is None or from_file:
             return Reference(self.file, None)
-        keep = sorted({metric.needs for metric in metrics} | {"features"})
         extraction = Extraction(self.extractor, self.device, self.batch_size, show)
-        return Reference(self.file, extraction.run(self.reference, keep, processes))
+        store = extraction.run(self.reference, sorted(outputs), processes)
+        return Reference(self.file, store)
 
     def measure(self, samples: FeatureStore, reference: Reference) -> dict[str, float]:
         """Return the values of the metrics by name; call it on the first process, after `extract`."""
         device = torch.device("cpu") if self.device.type == "mps" else self.device  # Apple's GPUs lack float64
         inputs = Inputs(samples, reference, self.options, device)
-        return {key: value for name in self.metrics for key, value in METRICS[name].compute(inputs).items()}
+        values: dict[str, float] = {}
+        for name in self.metrics:
+            values |= METRICS[name].compute(inputs)
+        return values

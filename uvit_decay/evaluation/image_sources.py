@@ -1,4 +1,4 @@
-"""Image sources for evaluation, read by index: a folder, zip or tar, an array, a data set."""
+"""Image sources for evaluation, read by index: a folder, zip or tar, an array, a data set, or samples."""
 
 from __future__ import annotations
 
@@ -25,15 +25,20 @@ from uvit_decay.runtime.random import subset
 from uvit_decay.samples import PATHS, Samples
 
 LOSSY = (".jpg", ".jpeg")
-MOST_CLASSES = 100_000  # upper limit for the labels of an array
+MOST_CLASSES = 100_000  # limit of the labels of an array
 
 
 class ImageSource(ABC):
-    """A sequence of uint8 images of one `shape` (c, h, w).
+    """A sequence of uint8 images of the same shape.
 
-    `name` identifies them in keys and reports. `labels`, int64 (n,) on the CPU, index `class_names`, or are None.
-    `has_jpegs` is true of JPEGs, whose artefacts affect every metric. `prefetch` permits a thread to read the
-    next part while features of the last one are extracted.
+    Attributes:
+        name: name of the images in keys and reports.
+        shape: shape of an image, (c, h, w).
+        labels: indices into `class_names`, int64 (n,) on the CPU, or None.
+        class_names: names of the classes.
+        has_jpegs: whether there are JPEGs, whose artefacts affect every metric.
+        prefetch: whether a thread may read the next batch while features of the last one are extracted.
+        nfe: network evaluations so far, counted per image, if a network generates the images.
     """
 
     name: str
@@ -42,7 +47,7 @@ class ImageSource(ABC):
     class_names: tuple[str, ...] = ()
     has_jpegs = False
     prefetch = True
-    nfe = 0  # network evaluations so far, counted per image, if a network generates the images
+    nfe = 0
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -53,20 +58,26 @@ class ImageSource(ABC):
 
     @abstractmethod
     def fingerprint(self) -> dict[str, Any]:
-        """Return a fingerprint, as plain values: features stored under it may be reused until it changes."""
+        """Return a fingerprint, as plain values; stored features may be reused while it stays the same."""
 
     def content(self) -> list[Any]:
-        """Return values that are the same on another node if the images are, at other paths or times, too."""
+        """Return values that are equal on all nodes if the images are, whatever their paths and times."""
         few = self.read(subset(range(len(self)), COMPARED, "compared"))
-        return [len(self), self.shape, zlib.crc32(few.cpu().contiguous().numpy())]
+        checksum = zlib.crc32(few.cpu().contiguous().numpy())
+        return [len(self), self.shape, checksum]
 
     def metadata(self) -> dict[str, Any]:
         """Return metadata for reports, as plain values."""
         return {"name": self.name, "n": len(self), "size": f"{self.shape[2]}x{self.shape[1]}"}
 
 
-def as_channels(images: Tensor, channels: int) -> Tensor:
-    """Return images with grey (b, 1, h, w) expanded to `channels`, contiguous: rounding depends on strides."""
+def expand_channels(images: Tensor, channels: int) -> Tensor:
+    """Return images (b, c, h, w), grey ones repeated for all channels; contiguous, because rounding depends on strides.
+
+    Args:
+        images: images of 1 or `channels` channels.
+        channels: number of channels.
+    """
     if images.shape[1] != channels:
         images = repeat(images, "n 1 h w -> n c h w", c=channels)
     return images.clone(memory_format=torch.contiguous_format)
@@ -78,17 +89,22 @@ class FileImages(ImageSource):
     Args:
         path: the folder or archive.
         channels: 1 reads images as grey, 3 as RGB.
-        image_size: size that images are cropped to, as ADM does; with None they must be squares of one size.
+        image_size: size that images are cropped to, as ADM does; with None they must be squares of the same size.
+
+    Raises:
+        UserError: there are no images, they cannot be read, or they differ in size.
     """
 
     def __init__(self, path: Path, channels: int, image_size: int | None) -> None:
         self.listing = list_images(path)
         self.exact = image_size is None
         side = image_size or size_of(self.listing)
-        self.name, self.shape = path.resolve().stem, (channels, side, side)
+        self.name = path.resolve().stem
+        self.shape = (channels, side, side)
         self.has_jpegs = any(name.lower().endswith(LOSSY) for name in self.listing.members)
         if self.listing.class_names:
-            self.labels, self.class_names = torch.tensor(self.listing.labels), self.listing.class_names
+            self.labels = torch.tensor(self.listing.labels)
+            self.class_names = self.listing.class_names
 
     def __len__(self) -> int:
         return len(self.listing.members)
@@ -97,10 +113,10 @@ class FileImages(ImageSource):
         return read(self.listing, self.shape[1], self.shape[0], indices, exact=self.exact)
 
     def fingerprint(self) -> dict[str, Any]:
-        return {"files": _files_hash(self.listing), "shape": list(self.shape)}
+        return {"files": _hash_files(self.listing), "shape": list(self.shape)}
 
 
-def _files_hash(listing: Listing) -> str:
+def _hash_files(listing: Listing) -> str:
     """Return the sha256 of names, sizes and modification times: reading all bytes could take as long as evaluation."""
     path = listing.path.resolve()
     digest = hashlib.sha256(repr((str(path), listing.members)).encode())
@@ -111,8 +127,12 @@ def _files_hash(listing: Listing) -> str:
     return digest.hexdigest()
 
 
-def file_state(kind: str, path: Path) -> dict[str, Any]:
-    """Return the path of a file under the key `kind`, its size and its time of change; a UserError if it is gone."""
+def describe_file(kind: str, path: Path) -> dict[str, Any]:
+    """Return the path of a file under the key `kind`, its size and its modification time.
+
+    Raises:
+        UserError: there is no such file.
+    """
     with explained(f"cannot read {path}", OSError):
         stat = path.stat()
     return {kind: str(path.resolve()), "size": stat.st_size, "time": stat.st_mtime_ns}
@@ -121,41 +141,56 @@ def file_state(kind: str, path: Path) -> dict[str, Any]:
 class ArrayImages(ImageSource):
     """Images of an .npz as ADM's suite and sample.py write it: `arr_0` uint8 (n, h, w, c), labels `arr_1` int64 (n,).
 
-    The whole array is read into memory, after all of it has been compared with the zip's checksum.
+    The whole array is read into memory, after it has been compared with its checksum in the file.
 
     Args:
         path: the .npz file.
         channels: 3 converts grey images to RGB.
+
+    Raises:
+        UserError: the file cannot be read, or `arr_0` or `arr_1` have another form.
     """
 
     def __init__(self, path: Path, channels: int) -> None:
         self.path = path
         present = npz.names(path)
         if "arr_0" not in present:
-            raise UserError(f"{path} has no arr_0: an .npz of images holds them there, uint8 (n, h, w, c)")
+            raise UserError(f"{path} has no images: store them as arr_0, uint8 (n, h, w, c)")
 
         def fits(shape: tuple[int, ...], dtype: np.dtype) -> bool:
             return dtype == np.uint8 and len(shape) == 4 and 0 not in shape and shape[3] in (1, channels)
 
         self.array = npz.read(path, "arr_0", f"uint8 (n, h, w, {channels})", fits)
-        self.name, self.shape = path.stem, (channels, *self.array.shape[1:3])
-        if "arr_1" not in present:
-            return
-        n, expected = len(self.array), f"labels, whole numbers from 0, ({len(self.array)},)"
-        labels = npz.read(path, "arr_1", expected, lambda shape, dtype: shape == (n,) and dtype.kind in "iu")
+        _, height, width, _ = self.array.shape
+        self.name = path.stem
+        self.shape = (channels, height, width)
+        if "arr_1" in present:
+            labels = self._read_labels()
+            self.labels = torch.from_numpy(labels.astype(np.int64))
+            self.class_names = tuple(str(i) for i in range(int(labels.max()) + 1))
+
+    def _read_labels(self) -> np.ndarray:
+        """Return the labels; raise a UserError unless they are (n,) numbers from 0 to MOST_CLASSES - 1."""
+        n = len(self.array)
+        expected = f"labels, whole numbers from 0, ({n},)"
+
+        def fits(shape: tuple[int, ...], dtype: np.dtype) -> bool:
+            return shape == (n,) and dtype.kind in "iu"
+
+        labels = npz.read(self.path, "arr_1", expected, fits)
         if labels.min() < 0 or labels.max() >= MOST_CLASSES:
-            raise UserError(f"{path}: arr_1 must be {expected}, below {MOST_CLASSES}")
-        self.labels = torch.from_numpy(labels.astype(np.int64))
-        self.class_names = tuple(str(i) for i in range(int(labels.max()) + 1))
+            raise UserError(f"{self.path}: arr_1 must be {expected}, below {MOST_CLASSES}")
+        return labels
 
     def __len__(self) -> int:
         return len(self.array)
 
     def read(self, indices: Sequence[int]) -> Tensor:
-        return as_channels(torch.from_numpy(self.array[list(indices)]).permute(0, 3, 1, 2), self.shape[0])
+        images = torch.from_numpy(self.array[list(indices)])
+        return expand_channels(images.permute(0, 3, 1, 2), self.shape[0])
 
     def fingerprint(self) -> dict[str, Any]:
-        return file_state("array", self.path)
+        return describe_file("array", self.path)
 
 
 class DatasetImages(ImageSource):
@@ -166,42 +201,56 @@ class DatasetImages(ImageSource):
         images: the data set.
         channels: 3 converts grey images to RGB.
         class_names: names of its labels; empty if it has none.
-        chosen: indices of the images to use; None takes all.
+        chosen: indices of the images to use; None for all.
+
+    Raises:
+        UserError: the images have another number of channels and are not grey.
     """
 
     def __init__(
         self, name: str, images: ImageSet, channels: int, class_names: tuple[str, ...], chosen: list[int] | None = None
     ) -> None:
-        self.name, self.images, self.class_names = name, images, class_names
+        self.name = name
+        self.images = images
+        self.class_names = class_names
         self.chosen = list(range(len(images))) if chosen is None else chosen
-        stored = images[self.chosen[:1]][0].shape[1:]
-        if stored[0] not in (1, channels):
-            raise UserError(f"{name} has {stored[0]} channels, these features are of {channels}")
-        self.shape = (channels, *stored[1:])
+        first, _ = images[self.chosen[:1]]
+        _, stored_channels, height, width = first.shape
+        _check_channels(name, stored_channels, channels)
+        self.shape = (channels, height, width)
         self.labels = images.labels[self.chosen] if class_names else None
 
     def __len__(self) -> int:
         return len(self.chosen)
 
     def read(self, indices: Sequence[int]) -> Tensor:
-        return as_channels(self.images[[self.chosen[i] for i in indices]][0], self.shape[0])
+        images, _ = self.images[[self.chosen[i] for i in indices]]
+        return expand_channels(images, self.shape[0])
 
     def fingerprint(self) -> dict[str, Any]:
         if isinstance(self.images, InMemory):
             content = hashlib.sha256(self.images.images.cpu().contiguous().numpy()).hexdigest()
             chosen = self.chosen
         elif isinstance(self.images, OnDisk):
-            content = _files_hash(self.images.listing)
+            content = _hash_files(self.images.listing)
             chosen = [self.images.chosen[i] for i in self.chosen]
         else:
-            raise UserError(f"{self.name} are no images: compare samples with a folder of images")
+            raise UserError(f"{self.name} cannot be compared with samples: give a folder of images")
         indices = hashlib.sha256(repr(chosen).encode()).hexdigest()
-        crop = {} if self.images.crop in (None, centre_crop) else {"crop": repr(self.images.crop)}
-        return {"set": content, "chosen": indices, "shape": list(self.shape), **crop}
+        fingerprint = {"set": content, "chosen": indices, "shape": list(self.shape)}
+        if self.images.crop not in (None, centre_crop):
+            fingerprint["crop"] = repr(self.images.crop)
+        return fingerprint
+
+
+def _check_channels(name: str, stored: int, channels: int) -> None:
+    """Raise a UserError unless images are grey or have the number of channels."""
+    if stored not in (1, channels):
+        raise UserError(f"{name} has {stored} channels, but the features need {channels}")
 
 
 class GeneratedImages(ImageSource):
-    """Samples 0 to num - 1, as they are when they are read.
+    """Samples 0 to num - 1, generated when they are read.
 
     Args:
         samples: the sequence of samples.
@@ -212,27 +261,34 @@ class GeneratedImages(ImageSource):
     prefetch = False  # the network and the extractor share a device
 
     def __init__(self, samples: Samples, num: int, channels: int) -> None:
+        self.samples = samples
+        self.num = num
+        self.name = samples.name
         nfe = samples.sampling.nfe
-        self.name = samples.name if nfe is None else f"{samples.name}_nfe{nfe}"
+        if nfe is not None:
+            self.name += f"_nfe{nfe}"
         if samples.checkpoint is not None:
-            self.name = f"{samples.file.stem}-step{samples.checkpoint.card.step}_{self.name}"
-            self.class_names = samples.checkpoint.card.class_names
-        if samples.shape[0] not in (1, channels):
-            raise UserError(f"{self.name} has {samples.shape[0]} channels, these features are of {channels}")
-        self.samples, self.num = samples, num
-        # Once, since a running training may replace the file meanwhile; a network in training has none.
-        self._file = {} if samples.file is None else file_state("checkpoint", samples.file)
+            card = samples.checkpoint.card
+            self.name = f"{samples.file.stem}-step{card.step}_{self.name}"
+            self.class_names = card.class_names
+        stored_channels, height, width = samples.shape
+        _check_channels(self.name, stored_channels, channels)
+        self.shape = (channels, height, width)
+        # Read once, because a running training may replace the file meanwhile. A network in training has no file.
+        self._file: dict[str, Any] = {}
+        if samples.file is not None:
+            self._file |= describe_file("checkpoint", samples.file)
         if samples.guide is not None:
-            self._file["guide"] = file_state("file", samples.guide.file)
-        self.shape = (channels, *samples.shape[1:])
+            self._file["guide"] = describe_file("file", samples.guide.file)
         labels = samples.labels(range(num))
-        self.labels = None if labels is None else torch.tensor(labels)
+        if labels is not None:
+            self.labels = torch.tensor(labels)
 
     def __len__(self) -> int:
         return self.num
 
     def read(self, indices: Sequence[int]) -> Tensor:
-        return as_channels(self.samples.images(indices), self.shape[0])
+        return expand_channels(self.samples.images(indices), self.shape[0])
 
     @property
     def nfe(self) -> int:

@@ -1,4 +1,4 @@
-"""The table of metrics of generated images: a metric is one entry of METRICS.
+"""Table of the metrics of generated images: a metric is one entry of METRICS.
 
 Commands, reports and the comparison of runs read the table; docs/extending.md shows how to add an entry. Metrics are
 imported by the functions that compute them, so that --help needs no torch.
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 SPLITS = 10  # parts of the Inception Score
 NEIGHBOURS = 3  # k of precision and recall
 PROJECTIONS = 1024  # directions of MIND
-INCEPTION, DINOV2, OTHER = "inception", "dinov2", "other"  # families: of FID and KID, FDD and KDD, FD and KID
+# Families of extractors. The distances of features are named FID and KID, FDD and KDD, FD and KID.
+INCEPTION = "inception"
+DINOV2 = "dinov2"
+OTHER = "other"
 
 
 class Value(NamedTuple):
@@ -37,7 +40,7 @@ class Value(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """Inputs of a metric; the device computes in float64."""
+    """Inputs of a metric; `device` can compute in float64."""
 
     samples: FeatureStore
     reference: Reference
@@ -46,7 +49,9 @@ class Inputs(NamedTuple):
 
     def pair(self) -> tuple[Tensor, Tensor]:
         """Return the features of all reference images and of all samples, float32 (n, d) and (m, d), on the device."""
-        return self.reference.tensor("features").to(self.device), self.samples.tensor("features").to(self.device)
+        real = self.reference.tensor("features").to(self.device)
+        fake = self.samples.tensor("features").to(self.device)
+        return real, fake
 
 
 @dataclass(frozen=True)
@@ -54,14 +59,14 @@ class Metric:
     """A metric.
 
     Args:
-        values: the values that it yields, by name; a name `x_std` is the spread of `x`, and is not listed here.
+        values: display of the values by name. A value `x_std` is the spread of `x` and is not listed here.
         compute: function that returns the values by name.
-        needs: the output of an extractor that it is computed from, "features", "logits" or "spatial".
-        compares_with: what it needs of the reference: nothing, mean and covariance, or its single images.
-        least: least number of images on either side, for the options and the width of the output that it needs.
+        needs: the extractor's output from which it is computed, "features", "logits" or "spatial".
+        compares_with: the part of the reference that it needs: nothing, mean and covariance, or the single images.
+        least: function (options, width of the output) -> least number of images on either side.
         advice: remedy for fewer images; `{n}` stands for their number.
-        settings: the options that its values depend on, by name, for reports.
-        families: the families of extractors whose features it is named for.
+        settings: function of the options that returns those on which the values depend, by name, for reports.
+        families: the families of extractors for which the metric has this name.
         by_default: whether it is computed unless the user names metrics.
     """
 
@@ -86,38 +91,59 @@ def _inception_score(inputs: Inputs) -> dict[str, float]:
 def _mind(inputs: Inputs) -> dict[str, float]:
     from uvit_decay.metrics.mind import mind
 
-    return {"mind": mind(*inputs.pair(), PROJECTIONS)}
+    real, fake = inputs.pair()
+    return {"mind": mind(real, fake, PROJECTIONS)}
 
 
 def _precision_recall(inputs: Inputs) -> dict[str, float]:
     from uvit_decay.metrics.precision_recall import precision_recall
 
-    precision, recall = precision_recall(*inputs.pair(), k=NEIGHBOURS)
+    real, fake = inputs.pair()
+    precision, recall = precision_recall(real, fake, k=NEIGHBOURS)
     return {"precision": precision, "recall": recall}
 
 
-FULL_RANK = "the covariance of fewer images than features says little; take more, KID or KDD instead, or --allow-few"
+FULL_RANK = "the covariance of fewer images than features says little; take more, use KID or KDD, or add --allow-few"
 
 
-def _frechet(name: str, value: Value, kind: Literal["features", "spatial"] = "features", **fields: Any) -> Metric:
-    """Return the Fréchet distance of this name between features of one kind."""
+def _make_frechet(
+    name: str,
+    value: Value,
+    families: Collection[str] = (INCEPTION, DINOV2, OTHER),
+    kind: Literal["features", "spatial"] = "features",
+    by_default: bool = True,
+) -> Metric:
+    """Return a Fréchet distance between features of one kind, called `name`."""
 
     def compute(inputs: Inputs) -> dict[str, float]:
         from uvit_decay.metrics.frechet import frechet_distance
 
-        return {name: frechet_distance(inputs.reference.statistics(kind), inputs.samples.statistics(kind))}
+        real = inputs.reference.statistics(kind)
+        fake = inputs.samples.statistics(kind)
+        return {name: frechet_distance(real, fake)}
 
-    least = lambda options, width: 2 if options.allow_few else width + 1  # noqa: E731
-    return Metric({name: value}, compute, kind, least=least, advice=FULL_RANK, **fields)
+    def count_least(options: MetricOptions, width: int) -> int:
+        return 2 if options.allow_few else width + 1
+
+    return Metric(
+        {name: value},
+        compute,
+        needs=kind,
+        least=count_least,
+        advice=FULL_RANK,
+        families=families,
+        by_default=by_default,
+    )
 
 
-def _kernel(name: str, value: Value, *families: str) -> Metric:
-    """Return the kernel distance of this name."""
+def _make_kernel(name: str, value: Value, families: Collection[str]) -> Metric:
+    """Return a kernel distance between features, called `name`."""
 
     def compute(inputs: Inputs) -> dict[str, float]:
         from uvit_decay.metrics.kid import kernel_distance
 
-        mean, std = kernel_distance(*inputs.pair(), subset_size=inputs.options.kid_subset)
+        real, fake = inputs.pair()
+        mean, std = kernel_distance(real, fake, subset_size=inputs.options.kid_subset)
         return {name: mean, f"{name}_std": std}
 
     return Metric(
@@ -135,8 +161,8 @@ DISTANCE = "Fréchet distance between the features of samples and reference"
 OF_DINOV2 = "Fréchet distance between the DINOv2 features of samples and reference"
 KERNEL = "kernel distance between {}features; unbiased, about 0 at best"
 METRICS = {
-    "fid": _frechet("fid", Value("FID", 2, "lower", DISTANCE), families=(INCEPTION,)),
-    "fd": _frechet("fd", Value("FD", 2, "lower", DISTANCE), families=(OTHER,)),
+    "fid": _make_frechet("fid", Value("FID", 2, "lower", DISTANCE), (INCEPTION,)),
+    "fd": _make_frechet("fd", Value("FD", 2, "lower", DISTANCE), (OTHER,)),
     "is": Metric(
         {"is": Value("Inception Score", 2, "higher", "samples are recognisable, and of many classes")},
         _inception_score,
@@ -146,7 +172,7 @@ METRICS = {
         settings=lambda options: {"is_splits": SPLITS},
         families=(INCEPTION, OTHER),
     ),
-    "kid": _kernel("kid", Value("KID", 5, "lower", KERNEL.format("")), INCEPTION, OTHER),
+    "kid": _make_kernel("kid", Value("KID", 5, "lower", KERNEL.format("")), (INCEPTION, OTHER)),
     "prc": Metric(
         {
             "precision": Value("Precision", 3, "higher", "share of samples that lie among the reference images"),
@@ -156,10 +182,10 @@ METRICS = {
         compares_with="images",
         least=lambda options, width: NEIGHBOURS + 1,
     ),
-    "sfid": _frechet(
+    "sfid": _make_frechet(
         "sfid",
         Value("sFID", 2, "lower", "the same with spatial features: composition rather than content"),
-        "spatial",
+        kind="spatial",
         by_default=False,
     ),
     "mind": Metric(
@@ -169,20 +195,33 @@ METRICS = {
         settings=lambda options: {"mind_projections": PROJECTIONS, "mind_scale": "3 d"},
         by_default=False,
     ),
-    # The same distances, by the names that they have between features of DINOv2.
-    "fdd": _frechet("fdd", Value("FDD", 2, "lower", OF_DINOV2), families=(DINOV2,)),
-    "kdd": _kernel("kdd", Value("KDD", 5, "lower", KERNEL.format("DINOv2 ")), DINOV2),
+    # The same distances, by their names for features of DINOv2.
+    "fdd": _make_frechet("fdd", Value("FDD", 2, "lower", OF_DINOV2), (DINOV2,)),
+    "kdd": _make_kernel("kdd", Value("KDD", 5, "lower", KERNEL.format("DINOv2 ")), (DINOV2,)),
 }
+BY_DEFAULT = tuple(name for name, metric in METRICS.items() if metric.by_default)  # in the help
 
 
-def displayed() -> dict[str, Value]:
+def collect_values() -> dict[str, Value]:
     """Return the display of every value of all metrics, by the name of the value."""
-    return {key: value for metric in METRICS.values() for key, value in metric.values.items()}
+    values: dict[str, Value] = {}
+    for metric in METRICS.values():
+        values |= metric.values
+    return values
 
 
-def on_screen(name: str, title: str, extractor: str) -> str:
-    """Return how a value is called for readers: `title`; FD with the features, of an extractor's fingerprint."""
-    return f"FD ({re.sub('-[0-9a-f]{12}$', '', extractor)})" if name == "fd" else title
+def format_title(name: str, title: str, extractor: str) -> str:
+    """Return the title of a value for readers: `title`, but FD with the features in brackets.
+
+    Args:
+        name: name of the value.
+        title: its title.
+        extractor: fingerprint of the extractor.
+    """
+    if name != "fd":
+        return title
+    features = re.sub("-[0-9a-f]{12}$", "", extractor)
+    return f"FD ({features})"
 
 
 @dataclass(frozen=True)
@@ -190,8 +229,7 @@ class MetricOptions:
     __doc__ = f"""Metrics.
 
     Args:
-        metrics: some of {",".join(METRICS)}; default: {",".join(name for name in METRICS if METRICS[name].by_default)},
-            as far as features and reference allow.
+        metrics: some of {",".join(METRICS)}; default: {",".join(BY_DEFAULT)}, as far as features and reference allow.
         kid_subset: images in each random subset of KID.
         allow_few: allow Frechet distances of fewer images than features.
     """
@@ -202,43 +240,55 @@ class MetricOptions:
 
     def __post_init__(self) -> None:
         if not METRICS.keys() >= set(self.metrics or ()):
-            raise UserError(f"--metrics takes some of {','.join(METRICS)}, got {','.join(self.metrics)!r}")
+            known = ",".join(METRICS)
+            raise UserError(f"--metrics takes some of {known}, got {','.join(self.metrics)!r}")
 
     @property
     def spatial(self) -> bool:
-        """Return whether a chosen metric needs spatial features, which extractors yield on request only."""
+        """Whether a chosen metric needs spatial features, which extractors yield only on request."""
         return any(METRICS[name].needs == "spatial" for name in self.metrics or ())
 
     def check_names(self, extractor: Extractor) -> None:
-        """Raise a UserError for a chosen metric that is not of features of this family; the weights may be absent."""
+        """Raise a UserError if a chosen metric has another name for the extractor's features.
+
+        The extractor's weights need not be loaded.
+        """
         for name in self.metrics or ():
             if extractor.family not in METRICS[name].families:
-                others = {key: other.needs for key, other in METRICS.items() if extractor.family in other.families}
-                known = extractor.widths or others.values()  # those of a user's file are known once it is loaded
-                own = ",".join(key for key, needs in others.items() if needs in known)
-                raise UserError(f"--metrics {name} is not of {extractor.name}, whose metrics are {own}")
+                own = ",".join(_list_metrics(extractor))
+                raise UserError(f"--metrics {name} is not for features {extractor.name}: choose some of {own}")
 
-    def chosen(self, extractor: Extractor, images: int) -> tuple[str, ...]:
-        """Return the names of the chosen metrics, else of all by default that are possible.
+    def choose(self, extractor: Extractor, images: int) -> tuple[str, ...]:
+        """Return the names of the chosen metrics, or of all default metrics that are possible.
 
-        `images` is the number of samples or of reference images, whichever is less; 0 leaves out what compares images.
+        Args:
+            extractor: the extractor, prepared.
+            images: number of samples or of reference images, whichever is smaller; 0 without reference images.
 
         Raises:
-            UserError: a chosen metric that is not of this extractor's features.
+            UserError: a chosen metric cannot be computed from this extractor's features.
         """
         self.check_names(extractor)
         for name in self.metrics or ():
-            if METRICS[name].needs not in extractor.widths:
-                raise UserError(f"--metrics {name} needs {METRICS[name].needs}, which {extractor.name} does not yield")
-        return self.metrics or tuple(name for name, obstacle in self._obstacles(extractor, images) if obstacle is None)
+            needs = METRICS[name].needs
+            if needs not in extractor.widths:
+                raise UserError(f"--metrics {name} needs {needs}, but {extractor.name} yields none: leave it out")
+        if self.metrics:
+            return self.metrics
+        return tuple(name for name, obstacle in self._find_obstacles(extractor, images) if obstacle is None)
 
-    def left_out(self, extractor: Extractor, images: int) -> dict[str, str]:
-        """Return the metrics by default that `chosen` leaves out, each with the reason; arguments as of `chosen`."""
-        obstacles = () if self.metrics else self._obstacles(extractor, images)
-        return {name: obstacle for name, obstacle in obstacles if obstacle is not None}
+    def explain_omissions(self, extractor: Extractor, images: int) -> dict[str, str]:
+        """Return the default metrics that `choose`, with the same arguments, leaves out, each with the reason."""
+        if self.metrics:
+            return {}
+        omissions = {}
+        for name, obstacle in self._find_obstacles(extractor, images):
+            if obstacle is not None:
+                omissions[name] = obstacle
+        return omissions
 
-    def _obstacles(self, extractor: Extractor, images: int) -> Iterator[tuple[str, str | None]]:
-        """Yield the metrics by default of this extractor, and why one is not possible, or None."""
+    def _find_obstacles(self, extractor: Extractor, images: int) -> Iterator[tuple[str, str | None]]:
+        """Yield each default metric of this extractor, and the reason why it is not possible, or None."""
         for name, metric in METRICS.items():
             if not metric.by_default or extractor.family not in metric.families:
                 continue
@@ -247,7 +297,20 @@ class MetricOptions:
             if metric.needs not in extractor.widths:
                 obstacle = f"{extractor.name} yields no {metric.needs}"
             elif metric.compares_with == "images" and images == 0:
-                obstacle = "the reference has statistics only"
+                obstacle = "the reference has only statistics"
             elif metric.compares_with == "images" and images < least:
                 obstacle = f"{images} images on one side, it needs {least}: {metric.advice.format(n=images)}"
             yield name, obstacle
+
+
+def _list_metrics(extractor: Extractor) -> list[str]:
+    """Return the names of the metrics of an extractor's family that its outputs allow.
+
+    The outputs of an extractor with a user's file are unknown until the file is loaded; then all metrics are returned.
+    """
+    names = []
+    for name, metric in METRICS.items():
+        possible = not extractor.widths or metric.needs in extractor.widths
+        if possible and extractor.family in metric.families:
+            names.append(name)
+    return names

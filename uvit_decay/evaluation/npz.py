@@ -1,4 +1,4 @@
-"""Arrays of .npz files, read by numpy without pickles; all bytes are compared with their checksums."""
+"""Arrays of .npz files, read by numpy without pickles and compared with their checksums."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from uvit_decay.runtime.errors import UserError, explained
 
 @contextmanager
 def _open_arrays(path: Path) -> Iterator[np.lib.npyio.NpzFile]:
-    """Open a regular file; turn what zipfile and numpy raise on damaged ones into a UserError."""
+    """Open a regular file; turn errors of zipfile and numpy on damaged files into a UserError."""
     damaged = explained(f"{path} cannot be read", *DAMAGED, MemoryError, TokenError)
     with damaged, open_file(path) as file:
         arrays = np.load(file, allow_pickle=False)
@@ -39,10 +39,12 @@ def names(path: Path) -> list[str]:
             raise ValueError(f"{size:,} bytes when unpacked, more than the {memory:,} of this machine's memory")
         if damaged := arrays.zip.testzip():
             raise ValueError(f"{damaged} is damaged (CRC-32)")
-        if any(info.comment for info in arrays.zip.infolist()):
-            # numpy writes no comments: a damaged length of one hides further arrays.
-            raise ValueError("a comment in its directory")
-        return [name.removesuffix(".npy") for name in arrays.zip.namelist()]
+        present = []
+        for info in arrays.zip.infolist():
+            if info.comment:  # numpy writes no comments; if the length of a comment is damaged, it hides further arrays
+                raise ValueError("a comment in its directory")
+            present.append(info.filename.removesuffix(".npy"))
+        return present
 
 
 def read(path: Path, name: str, expected: str, fits: Callable[[tuple[int, ...], np.dtype], bool]) -> np.ndarray:
@@ -51,11 +53,11 @@ def read(path: Path, name: str, expected: str, fits: Callable[[tuple[int, ...], 
     Args:
         path: the .npz file.
         name: name of the array.
-        expected: what it must be, in words.
-        fits: whether this shape and dtype are right.
+        expected: required contents of the array, in words.
+        fits: function (shape, dtype) -> whether they are as required.
 
     Raises:
-        UserError: another array than expected, or one that cannot be read.
+        UserError: the array cannot be read, or its shape or dtype does not fit.
     """
     with _open_arrays(path) as arrays:
         array = arrays[name]

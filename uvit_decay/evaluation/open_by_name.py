@@ -14,10 +14,10 @@ from uvit_decay.runtime.validation import read_yaml, typed
 
 SMALL = 64  # pixels: pictures of this size or less fill their frame
 SETS = {"digits": Digits, "cifar10": CIFAR10, "cifar100": CIFAR100}
+EXAMPLES = ", ".join(f"{name}:train" for name in SETS)
 FORMS = (
-    "a folder, zip or tar of images, an .npz, a data set such as "
-    + ", ".join(f"{name}:train" for name in SETS)
-    + ", or a configuration such as configs/cifar100_uvit_s.yaml:train"
+    f"a folder, zip or tar of images, an .npz, a data set such as {EXAMPLES}, or a configuration such as "
+    "configs/cifar100_uvit_s.yaml:train"
 )
 
 
@@ -25,99 +25,126 @@ def open_images(name: str, channels: int, image_size: int | None = None) -> Imag
     """Open the images that `name` refers to.
 
     Args:
-        name: one of FORMS.
-        channels: 1 for grey, 3 for RGB; image files are converted to either, arrays and data sets from grey to RGB.
-        image_size: size that image files are cropped to, as ADM does; with None they must be squares of one size.
+        name: a name in one of FORMS.
+        channels: 1 for grey, 3 for RGB. Image files are converted to either, arrays and data sets from grey to RGB.
+        image_size: size that image files are cropped to, as ADM does; with None they must be squares of the same size.
+
+    Raises:
+        UserError: there are no images of this name, or they cannot be read.
     """
     stem, _, split = name.rpartition(":")
     if stem in SETS or stem.endswith((".yaml", ".yml")):
-        return _of_set(stem, split, channels)
+        return _open_split(stem, split, channels)
     path = at_home(name)
     if not path.exists():
-        raise UserError(f"{name}: nothing there; {FORMS}")
+        raise UserError(f"{name} does not exist: give {FORMS}")
     if path.suffix.lower() == ".npz":
         return ArrayImages(path, channels)
     return FileImages(path, channels, image_size)
 
 
 def open_data(name: str, test: str | None, image_size: int, channels: int, clean: bool = False) -> ImageData:
-    """Open training and test data: a name in SETS, a configuration, or images (a tenth is held out without `test`).
+    """Open training and test data: a name in SETS, a configuration, or images.
+
+    A tenth of images at a path is held out for testing, unless `test` is given.
 
     Args:
         name: such as cifar100, configs/cifar100_uvit_s.yaml, or the path of a folder, zip or tar of class folders.
         test: path of test images, if `name` is a path of images.
-        image_size: size that images are cropped to, the network's.
-        channels: channels of the images, the network's.
-        clean: images at a path get the test crop of classifiers: shorter side image_size / 0.875, bicubic, then the
-            centre, or the whole of pictures up to SMALL pixels; otherwise ADM's crop, as denoisers train on.
+        image_size: image size of the network, to which images are cropped.
+        channels: number of channels of the network.
+        clean: crop images at a path as classifiers are tested: shorter side image_size / 0.875, bicubic, then the
+            centre; up to SMALL pixels the whole picture. Otherwise they get ADM's crop, as in the training of
+            denoisers.
+
+    Raises:
+        UserError: there is no such data, or it does not fit the network.
     """
     if name in SETS or name.endswith((".yaml", ".yml")):
         if test:
-            raise UserError(f"--test {test} is for class folders, {name} has test images of its own")
-        data = _data_module(name, image_size)
+            raise UserError(f"--test {test}: {name} has its own test images; leave --test out")
+        data = _build_data(name, image_size)
     elif at_home(name).exists():
-        sizes = {"image_size": image_size, "channels": channels, "batch_size": 1}
-        holdout = 0.0 if test else 0.1
-        if clean:
-            crop = 1.0 if image_size <= SMALL else 0.875
-            # No memory for pictures: each is read once.
-            data = AugmentedImages(name, test_path=test, test_crop=crop, holdout=holdout, memory_gb=0, **sizes)
-        else:
-            data = Images(name, test, holdout, **sizes)
+        data = _build_folder_data(name, test, image_size, channels, clean)
     else:
-        raise UserError(f"--data {name}: {', '.join(SETS)}, a configuration, or the path of class folders")
+        raise UserError(f"--data {name} does not exist: give {', '.join(SETS)}, a configuration, or class folders")
     data.setup()
     if (data.image_size, data.channels) != (image_size, channels):
         actual = f"{data.image_size}x{data.image_size}x{data.channels}"
-        raise UserError(f"{name} has {actual}, the network takes {image_size}x{image_size}x{channels}")
+        raise UserError(f"{name} has {actual} images, but the network takes {image_size}x{image_size}x{channels}")
     return data
 
 
-def picture_protocol(data: ImageData) -> str:
+def _build_folder_data(name: str, test: str | None, image_size: int, channels: int, clean: bool) -> ImageData:
+    """Build the data module of class folders; arguments as in `open_data`."""
+    sizes = {"image_size": image_size, "channels": channels, "batch_size": 1}
+    holdout = 0.0 if test else 0.1
+    if not clean:
+        return Images(name, test, holdout, **sizes)
+    crop = 1.0 if image_size <= SMALL else 0.875
+    # No memory for pictures: each is read once.
+    return AugmentedImages(name, test_path=test, test_crop=crop, holdout=holdout, memory_gb=0, **sizes)
+
+
+def describe_pictures(data: ImageData) -> str:
     """Return how the pictures were resized and cropped, for reports."""
     size = data.image_size
     if isinstance(data, AugmentedImages):
         return f"shorter side {data.crop.shorter_side(size)}, bicubic, centre {size}"
-    return f"crop of ADM, {size}" if isinstance(data, Images) else f"as stored, {size}"
+    if isinstance(data, Images):
+        return f"crop of ADM, {size}"
+    return f"as stored, {size}"
 
 
-def judged_on(data: ImageData) -> str:
-    """Return which images are the test images, for reports."""
+def describe_test_images(data: ImageData) -> str:
+    """Return the description of the test images for reports, with a remark if training images are among them."""
     if not isinstance(data, Images):
-        which = "those of the data"
+        text = "the test images of the data set"
     elif data.test_name:
-        which = data.test_name
+        text = data.test_name
     else:
-        which = f"{data.holdout:.0%} of these data, held out; a training that did not has seen them"
-    return f"{which}; {data.overlap}" if data.overlap else which
+        text = (
+            f"a random {data.holdout:.0%} of this data set, held out here; a network trained without this holdout has "
+            "already seen these images"
+        )
+    if data.overlap:
+        text += f"; {data.overlap}"
+    return text
 
 
-def _of_set(stem: str, split: str, channels: int) -> DatasetImages:
+def _open_split(stem: str, split: str, channels: int) -> DatasetImages:
+    """Open the training or test images of a data set in SETS or of a configuration."""
     if split not in ("train", "test"):
-        raise UserError(f"{stem}:{split}: the split is train or test")
-    data = _data_module(stem)
+        raise UserError(f"{stem}:{split}: the split must be train or test")
+    data = _build_data(stem)
     data.setup()
     images = data.train if split == "train" else data.test
     if data.latents:
-        raise UserError(f"{stem} has latents: name the images that they were made of, with --image-size")
+        raise UserError(f"{stem} has latents: name the images from which they were made, with --image-size")
     if images is None:
         raise UserError(f"{stem} has no test images")
     return DatasetImages(f"{data.name}-{split}", images, channels, data.class_names)
 
 
-def _data_module(name: str, image_size: int | None = None) -> ImageData:
+def _build_data(name: str, image_size: int | None = None) -> ImageData:
     """Build a data set in SETS, or the data module of a configuration.
 
-    `image_size` is the network's, to which images of a configuration without a size are cropped.
+    Args:
+        name: name of the data set or configuration.
+        image_size: image size of the network, to which images are cropped if the configuration has no size.
+
+    Raises:
+        UserError: the configuration cannot be read, or has no data module of uvit_decay.data.
     """
     if name in SETS:
         return SETS[name]()
-    data = typed(dict[str, object], read_yaml(Path(find_config(name))).get("data"), f"{name}: data")
+    where = f"{name}: data"
+    data = typed(dict[str, object], read_yaml(Path(find_config(name))).get("data"), where)
     values = {"class_path": data.get("class_path"), "init_args": data.get("init_args") or {}}
-    spec = typed(Spec, values, f"{name}: data")
+    spec = typed(Spec, values, where)
     if not spec.is_from("uvit_decay.data"):
-        raise UserError(f"{name}: data names {spec.class_path}, which is no data module of uvit_decay.data")
-    module = build(spec, ImageData, "uvit_decay.data", where=f"{name}: data")
+        raise UserError(f"{where}: {spec.class_path} is not a data module of uvit_decay.data")
+    module = build(spec, ImageData, "uvit_decay.data", where=where)
     if image_size is not None and isinstance(module, Images) and spec.init_args.get("image_size") is None:
         module.image_size = image_size
     return module

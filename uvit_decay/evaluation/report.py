@@ -1,4 +1,4 @@
-"""Report of a comparison: remarks, nearest neighbours and coverage beside the values, as JSON and HTML."""
+"""Report of a comparison: values, remarks, nearest neighbours and coverage, as JSON and HTML."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from uvit_decay.evaluation.extract import SHOWN
 from uvit_decay.evaluation.feature_store import FeatureStore, Reference
 from uvit_decay.evaluation.generation import Comparison
 from uvit_decay.evaluation.image_sources import ImageSource
-from uvit_decay.evaluation.metric_table import on_screen
+from uvit_decay.evaluation.metric_table import format_title
 from uvit_decay.evaluation.report_html import Neighbours, Report, write_html
 from uvit_decay.image_io import grid_columns, save_npz
 from uvit_decay.metrics.precision_recall import covered, nearest
@@ -22,8 +22,10 @@ from uvit_decay.runtime.files import check_writable, claimed
 from uvit_decay.runtime.validation import write_json
 
 COMPARABLE = 10_000  # samples; distances decrease with their number, and published values use 50,000
-ROWS, NEAREST = 6, 6  # rows and columns of the memorisation check
-FEWEST = 10  # fewest samples and reference images of a class for which coverage is reported
+ROWS = 6  # samples in the memorisation check
+NEAREST = 6  # nearest reference images of each of them
+FEWEST = 10  # smallest number of samples and of reference images of a class for which coverage is reported
+COLUMNS = 10  # of the grid of samples
 
 
 def write_reports(comparison: Comparison, out: Path, save_samples: Path | None, processes: Processes) -> None:
@@ -31,11 +33,14 @@ def write_reports(comparison: Comparison, out: Path, save_samples: Path | None, 
 
     Args:
         comparison: comparison, already checked.
-        out: report.json; report.html is written beside it, features of the samples meanwhile.
-        save_samples: an .npz for the samples; None keeps none.
+        out: JSON file of the report. The HTML file is written beside it, and so is the store of the samples' features,
+            which is deleted at the end.
+        save_samples: .npz file to which all samples are written; None for no such file.
         processes: processes that share the work.
     """
-    files = [out, out.with_suffix(".html"), *([] if save_samples is None else [save_samples])]
+    files = [out, out.with_suffix(".html")]
+    if save_samples is not None:
+        files.append(save_samples)
     for file in files:
         check_writable(file)
     with claimed(*files, first=processes.is_main):
@@ -56,7 +61,8 @@ def write_reports(comparison: Comparison, out: Path, save_samples: Path | None, 
             save_npz(save_samples, store.iterate("images"), len(store), comparison.samples.labels)
         store.remove()
     for name, value in report.metrics.items():
-        print(f"{on_screen(name, name, report.protocol['extractor'])} {value:.6g}")
+        title = format_title(name, name, report.protocol["extractor"])
+        print(f"{title} {value:.6g}")
     for remark in report.remarks:
         print(f"remark: {remark}", file=sys.stderr)
     print(f"wrote {out} and {out.with_suffix('.html').name}")
@@ -65,78 +71,101 @@ def write_reports(comparison: Comparison, out: Path, save_samples: Path | None, 
 def build_report(comparison: Comparison, samples: FeatureStore, reference: Reference) -> Report:
     """Return the report of a comparison whose features have been extracted; call it on the first process."""
     images = torch.cat(list(samples.iterate("images")))[:SHOWN]
-    names, columns = _columns(comparison.samples)
+    names, columns = _choose_columns(comparison.samples)
+    full_rows = len(images) // columns * columns
     return Report(
         title=f"{comparison.samples.name} against {comparison.reference_name}",
         metrics=comparison.measure(samples, reference),
         protocol={**comparison.metadata(), "measured_nfe": samples.nfe},
         remarks=remarks(comparison),
-        samples=images[: len(images) // columns * columns or len(images)],
+        samples=images[: full_rows or len(images)],
         columns=columns,
         class_names=names,
-        neighbours=_neighbours(comparison, images, samples, reference),
-        coverage=_coverage(comparison, samples, reference),
+        neighbours=_find_neighbours(comparison, images, samples, reference),
+        coverage=_measure_coverage(comparison, samples, reference),
     )
 
 
 def remarks(comparison: Comparison) -> tuple[str, ...]:
-    """Return caveats for readers of the numbers, one sentence each."""
-    ours, theirs, file = comparison.samples, comparison.reference, comparison.file
-    n, d, lines = len(ours), comparison.extractor.widths["features"], []
+    """Return caveats for readers of the values, one sentence each."""
+    n = len(comparison.samples)
+    d = comparison.extractor.widths["features"]
+    file = comparison.file
+    lines = []
     if n < COMPARABLE:
         lines.append(f"{n:,} samples, below {COMPARABLE:,}: not comparable with published numbers")
     if comparison.options.allow_few and n <= d:
-        lines.append(f"{n:,} samples for {d:,} features: the covariance has not full rank")
+        lines.append(f"{n:,} samples for {d:,} features: the covariance does not have full rank")
     if file is not None and "extractor" not in file.metadata:
-        lines.append(f"{file.path.name} does not record by which extractor and resize it was made")
-    if theirs is not None and ours.has_jpegs != theirs.has_jpegs:
-        jpegs = ours.name if ours.has_jpegs else theirs.name
-        lines.append(f"{jpegs} are JPEGs and the other side is not: compression alone moves every metric")
-    if theirs is not None and ours.shape != theirs.shape:
-        sizes = (f"{images.shape[2]}x{images.shape[1]}" for images in (ours, theirs))
-        lines.append(f"samples and reference differ in size, {' and '.join(sizes)}")
+        lines.append(f"{file.path.name} does not record the extractor and resize with which it was made")
+    if comparison.reference is not None:
+        lines += _remark_differences(comparison.samples, comparison.reference)
     if (remark := comparison.extractor.remark()) is not None:
         lines.append(remark)
-    lines += (f"without {name}: {reason}" for name, reason in comparison.left_out.items())
+    lines += [f"without {name}: {reason}" for name, reason in comparison.left_out.items()]
     return tuple(lines)
 
 
-def _columns(images: ImageSource) -> tuple[tuple[str, ...], int]:
-    """Return class names above the columns of the sample grid (empty for none), and the number of columns."""
-    # Samples usually take the classes in turn. With ten classes or fewer, a number of columns that is a multiple of
-    # theirs puts one class into each column; names are given if the labels do follow that pattern.
+def _remark_differences(samples: ImageSource, reference: ImageSource) -> list[str]:
+    """Return caveats on different kinds and sizes of images."""
+    lines = []
+    if samples.has_jpegs != reference.has_jpegs:
+        jpegs = samples.name if samples.has_jpegs else reference.name
+        lines.append(f"{jpegs} are JPEGs and the other side is not: compression alone moves every metric")
+    if samples.shape != reference.shape:
+        _, height, width = samples.shape
+        _, reference_height, reference_width = reference.shape
+        sizes = f"{width}x{height} and {reference_width}x{reference_height}"
+        lines.append(f"samples and reference differ in size, {sizes}")
+    return lines
+
+
+def _choose_columns(images: ImageSource) -> tuple[tuple[str, ...], int]:
+    """Return class names above the columns of the sample grid, empty for none, and the number of columns.
+
+    Samples usually have the classes in turn. With ten classes or fewer, a multiple of their number as the number of
+    columns puts one class into each column. Names are returned if the labels follow this pattern.
+    """
     if images.labels is None:
-        return (), 10
-    count, shown = len(images.class_names), images.labels[:SHOWN]
-    columns = grid_columns(count) if 0 < count <= 10 else 10
-    if not torch.equal(shown, torch.arange(len(shown)) % columns % max(count, 1)):
-        return (), 10
+        return (), COLUMNS
+    count = len(images.class_names)
+    shown = images.labels[:SHOWN]
+    columns = COLUMNS
+    if 0 < count <= COLUMNS:
+        columns = grid_columns(count)
+    in_turn = torch.arange(len(shown)) % columns % max(count, 1)
+    if not torch.equal(shown, in_turn):
+        return (), COLUMNS
     names = in_words(images.class_names)
     return tuple(names[i % count] for i in range(columns)), columns
 
 
-def _neighbours(
+def _find_neighbours(
     comparison: Comparison, shown: Tensor, samples: FeatureStore, reference: Reference
 ) -> Neighbours | None:
     """Return the shown samples that are nearest to reference images, where copies would appear."""
     if reference.store is None:
         return None
-    keys = reference.tensor("features")
-    distances, indices = nearest(samples.tensor("features")[: len(shown)], keys, min(NEAREST, len(keys)))
+    real = reference.tensor("features")
+    fake = samples.tensor("features")[: len(shown)]
+    distances, indices = nearest(fake, real, min(NEAREST, len(real)))
     rows = distances[:, 0].argsort(stable=True)[:ROWS]
-    images = torch.stack([comparison.reference.read(row.tolist()).cpu() for row in indices[rows]])
-    return Neighbours(shown[rows], images, distances[rows].float())
+    images = [comparison.reference.read(row.tolist()).cpu() for row in indices[rows]]
+    return Neighbours(shown[rows], torch.stack(images), distances[rows].float())
 
 
-def _coverage(comparison: Comparison, samples: FeatureStore, reference: Reference) -> dict[str, float] | None:
+def _measure_coverage(comparison: Comparison, samples: FeatureStore, reference: Reference) -> dict[str, float] | None:
     """Return, per class, the share of reference images that have a sample of the class in their neighbourhood."""
-    ours, theirs = comparison.samples, comparison.reference
+    ours = comparison.samples
+    theirs = comparison.reference
     if reference.store is None or ours.class_names != theirs.class_names:
         return None
-    real, fake = reference.tensor("features"), samples.tensor("features")
+    real = reference.tensor("features")
+    fake = samples.tensor("features")
     coverage = {}
     for label, name in enumerate(theirs.class_names):
-        pair = real[theirs.labels == label], fake[ours.labels == label]
-        if min(map(len, pair)) >= FEWEST:
-            coverage[name] = float(covered(*pair).double().mean())
+        real_of_class = real[theirs.labels == label]
+        fake_of_class = fake[ours.labels == label]
+        if len(real_of_class) >= FEWEST and len(fake_of_class) >= FEWEST:
+            coverage[name] = float(covered(real_of_class, fake_of_class).double().mean())
     return coverage or None

@@ -1,10 +1,9 @@
-"""The report as one self-contained HTML file with embedded images, from the template report.html.j2."""
+"""Report as one self-contained HTML file with embedded images, from the template report.html.j2."""
 
 from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -16,12 +15,12 @@ from PIL import Image
 from torch import Tensor
 
 from uvit_decay.class_names import in_words, synonyms
-from uvit_decay.evaluation.metric_table import displayed, on_screen
+from uvit_decay.evaluation.metric_table import collect_values, format_title
 from uvit_decay.image_io import labelled_grid, to_pil
 from uvit_decay.runtime.files import replacing
 
-ALL_CLASSES = 100  # most classes that have a bar each
-EXTREMES = 20  # number of worst, and of best, if there are more classes
+ALL_CLASSES = 100  # largest number of classes that are all shown
+EXTREMES = 20  # number of worst, and of best, classes that are shown if there are more
 THUMBNAIL = 128  # pixels; larger neighbours are shrunk to this size
 PIXELATED = 64  # pixels; smaller neighbours are enlarged without smoothing
 
@@ -43,13 +42,13 @@ class Report:
         title: heading.
         metrics: values by the names in METRICS; other names are shown as they are. `x_std` is the spread of `x`.
         protocol: settings of the measurement, plain values by name.
-        remarks: caveats for readers who compare the numbers, one sentence each.
+        remarks: caveats for readers who compare the values, one sentence each.
         samples: images of the sample grid, row by row.
         columns: number of columns of the grid.
         class_names: titles of the columns; may be empty.
         neighbours: images of the memorisation check; None leaves it out.
-        coverage: class name -> share in [0, 1] of its reference images that are covered; None leaves it out. The page
-            shows names in words.
+        coverage: covered share of the reference images, in [0, 1], by class name; None leaves it out. The page shows
+            the names in words.
     """
 
     title: str
@@ -66,83 +65,98 @@ class Report:
 def write_html(path: Path, report: Report) -> None:
     """Write the report as one file that needs no others; it replaces `path` when it is complete."""
     text = files("uvit_decay.evaluation").joinpath("report.html.j2").read_text(encoding="utf-8")
-    strict = {"autoescape": True, "undefined": jinja2.StrictUndefined}
-    page = (
-        jinja2.Environment(**strict, trim_blocks=True, lstrip_blocks=True)
-        .from_string(text)
-        .render(
-            title=report.title,
-            metrics=list(_metric_rows(report.metrics, str(report.protocol.get("extractor")))),
-            remarks=report.remarks,
-            grid=_data_uri(labelled_grid(report.samples, report.columns, report.class_names)),
-            sample_count=len(report.samples),
-            neighbours=_neighbour_rows(report.neighbours) if report.neighbours else None,
-            pixelated=report.samples.shape[-1] < PIXELATED,
-            coverage=_coverage_bars(report.coverage) if report.coverage else None,
-            protocol={name: _plain(value) for name, value in report.protocol.items()},
-        )
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    page = environment.from_string(text).render(
+        title=report.title,
+        metrics=_build_metric_rows(report.metrics, str(report.protocol.get("extractor"))),
+        remarks=report.remarks,
+        grid=_encode_image(labelled_grid(report.samples, report.columns, report.class_names)),
+        sample_count=len(report.samples),
+        neighbours=_build_neighbour_rows(report.neighbours) if report.neighbours else None,
+        pixelated=report.samples.shape[-1] < PIXELATED,
+        coverage=_build_coverage_bars(report.coverage) if report.coverage else None,
+        protocol={name: _format_setting(value) for name, value in report.protocol.items()},
     )
     with replacing(path) as file:
-        file.write(page.encode(errors="backslashreplace"))  # a folder's name may be no UTF-8
+        file.write(page.encode(errors="backslashreplace"))  # the name of a folder may be invalid UTF-8
 
 
-def _metric_rows(metrics: dict[str, float], extractor: str) -> Iterator[dict[str, str]]:
+def _build_metric_rows(metrics: dict[str, float], extractor: str) -> list[dict[str, str]]:
+    """Return the table of values; a value and its spread share a row.
+
+    Args:
+        metrics: the values by name.
+        extractor: fingerprint of the extractor.
+    """
+    displays = collect_values()
+    rows = []
     for key, value in metrics.items():
         if key.endswith("_std") and key.removesuffix("_std") in metrics:
             continue
-        display = displayed().get(key)
+        display = displays.get(key)
         digits = f".{display.decimals}f" if display else ".4g"
         shown = f"{value:{digits}}"
         if (spread := metrics.get(f"{key}_std")) is not None:
             shown += f" ± {spread:{digits}}"
-        title, _, better, phrase = display or (key, None, "", "")
-        value = shown.replace("-", "\N{MINUS SIGN}")
-        yield {"name": on_screen(key, title, extractor), "value": value, "better": better, "phrase": phrase}
-
-
-def _data_uri(image: Image.Image) -> str:
-    file = io.BytesIO()
-    image.save(file, "PNG", optimize=True)
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
-
-
-def _thumbnail(image: Tensor) -> str:
-    small = to_pil(image)
-    small.thumbnail((THUMBNAIL, THUMBNAIL))
-    return _data_uri(small)
-
-
-def _neighbour_rows(neighbours: Neighbours) -> list[dict[str, Any]]:
-    """Return samples and their neighbours as data URIs."""
-    rows, fields = [], (neighbours.samples, neighbours.nearest, neighbours.distances)
-    for sample, nearest, distances in zip(*fields, strict=True):
-        pairs = zip(nearest, distances.tolist(), strict=True)
-        images = [{"image": _thumbnail(image), "distance": f"{distance:.3g}"} for image, distance in pairs]
-        rows.append({"sample": _thumbnail(sample), "nearest": images})
+        row = {"name": key, "value": shown.replace("-", "\N{MINUS SIGN}"), "better": "", "phrase": ""}
+        if display is not None:
+            row |= {"name": display.title, "better": display.better, "phrase": display.meaning}
+        row["name"] = format_title(key, row["name"], extractor)
+        rows.append(row)
     return rows
 
 
-def _coverage_bars(coverage: dict[str, float]) -> dict[str, Any]:
-    """Return bars of all classes, least covered first; of many, both ends."""
-    ranked = sorted(coverage.items(), key=lambda item: item[1])
-    words = in_words([name for name, _ in ranked])
-    bars = [
-        {"name": word, "title": ", ".join(dict.fromkeys((name, *synonyms(name)))), "percent": f"{100 * share:.1f}"}
-        for word, (name, share) in zip(words, ranked, strict=True)
-    ]
+def _encode_image(image: Image.Image) -> str:
+    """Return an image as the data URI of a PNG."""
+    file = io.BytesIO()
+    image.save(file, "PNG", optimize=True)
+    encoded = base64.b64encode(file.getvalue()).decode()
+    return f"data:image/png;base64,{encoded}"
+
+
+def _encode_thumbnail(image: Tensor) -> str:
+    """Return an image of at most THUMBNAIL pixels as a data URI."""
+    small = to_pil(image)
+    small.thumbnail((THUMBNAIL, THUMBNAIL))
+    return _encode_image(small)
+
+
+def _build_neighbour_rows(neighbours: Neighbours) -> list[dict[str, Any]]:
+    """Return samples and their neighbours as data URIs."""
+    rows = []
+    for k, sample in enumerate(neighbours.samples):
+        images = []
+        for image, distance in zip(neighbours.nearest[k], neighbours.distances[k].tolist(), strict=True):
+            images.append({"image": _encode_thumbnail(image), "distance": f"{distance:.3g}"})
+        rows.append({"sample": _encode_thumbnail(sample), "nearest": images})
+    return rows
+
+
+def _build_coverage_bars(coverage: dict[str, float]) -> dict[str, Any]:
+    """Return bars of all classes, least covered first; if there are many classes, bars of both ends."""
+    names = sorted(coverage, key=lambda name: coverage[name])
+    bars = []
+    for name, word in zip(names, in_words(names), strict=True):
+        title = ", ".join(dict.fromkeys((name, *synonyms(name))))
+        bars.append({"name": word, "title": title, "percent": f"{100 * coverage[name]:.1f}"})
     parts = [("Least covered first", bars)]
     if len(bars) > ALL_CLASSES:
-        parts = [(f"The {EXTREMES} least covered", bars[:EXTREMES])]
-        parts.append((f"The {EXTREMES} best covered", bars[: -EXTREMES - 1 : -1]))
-    return {"mean": f"{100 * sum(coverage.values()) / len(coverage):.1f}", "count": len(bars), "parts": parts}
+        parts = [
+            (f"The {EXTREMES} least covered", bars[:EXTREMES]),
+            (f"The {EXTREMES} best covered", bars[: -EXTREMES - 1 : -1]),
+        ]
+    mean = 100 * sum(coverage.values()) / len(coverage)
+    return {"mean": f"{mean:.1f}", "count": len(bars), "parts": parts}
 
 
-def _plain(value: Any) -> str:
-    """Format a protocol value for display."""
+def _format_setting(value: Any) -> str:
+    """Return a setting of the protocol as text, floats with six digits."""
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, dict):
-        return ", ".join(f"{name}: {_plain(item)}" for name, item in value.items())
+        return ", ".join(f"{name}: {_format_setting(item)}" for name, item in value.items())
     if isinstance(value, list | tuple):
-        return ", ".join(_plain(item) for item in value)
+        return ", ".join(map(_format_setting, value))
     return str(value)

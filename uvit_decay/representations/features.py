@@ -1,7 +1,7 @@
-"""Token states of a network, batch by batch: the one loop of probes, protocols, references and figures.
+"""Token states of a network, batch by batch, for probes, protocols, references and figures.
 
-The network is in eval mode. A denoiser gets the null label, so that no class leaks, and an image one fixed noise for
-each key; an encoder sees clean images.
+The network is in eval mode. A denoiser gets the null label, so that no class leaks, and one fixed noise for each image
+and key. An encoder sees clean images.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # data are Lightning's
     from uvit_decay.data.batches import ImageSet
 
 READING = Lock()  # image files are read by one thread at a time
+NoiseKey = Sequence[str | int]
 
 
 def final_norm(net: nn.Module) -> nn.Module | None:
@@ -37,14 +38,14 @@ def final_norm(net: nn.Module) -> nn.Module | None:
 
 @dataclass(frozen=True)
 class TokenReader:
-    """A network whose token states are read.
+    """Reader of the token states of a network.
 
     Args:
         net: the network, in eval mode, on `device`.
         path: noise path of a denoiser's input; None for an encoder.
-        to_input: brings stored images, on `device`, to the scale of the network.
-        device: where it computes.
-        precision: of the network.
+        to_input: function that converts stored images, on `device`, to the network's input.
+        device: device of the network.
+        precision: precision of the network.
         batch_size: images at a time on each device.
     """
 
@@ -61,68 +62,84 @@ class TokenReader:
         indices: Sequence[int],
         layers: Sequence[int],
         level: float,
-        *key: str | int,
+        key: NoiseKey,
         reduce: Callable[[Tensor], Tensor],
         processes: Processes,
     ) -> Iterator[Float[Tensor, "layers ..."]]:
         """Yield `reduce` of the token states of the layers, stacked, on the CPU, for each batch in order.
 
         Args:
-            read: returns stored images; called in a thread ahead of the network.
-            indices: the images; with `key` they determine the noise.
+            read: function that returns stored images; called in a thread ahead of the network.
+            indices: the images.
             layers: numbers of layers, ascending; later ones never run.
             level: noise level of a denoiser's images.
-            key: key of the noise.
+            key: key of the noise, which depends on it and on the indices.
             reduce: function of the token states (b, n, d) of a layer.
-            processes: share the batches. Only the first one gets them, but all must exhaust the iterator.
+            processes: processes that share the batches. Only the first one gets the states, but all must exhaust the
+                iterator.
         """
-        jobs = [[indices[i] for i in rows] for rows in batches(len(indices), self.batch_size, processes.size)]
+        jobs = []
+        for rows in batches(len(indices), self.batch_size, processes.size):
+            jobs.append([indices[i] for i in rows])
 
-        def locked(part: list[int]) -> Tensor:
+        def read_alone(part: list[int]) -> Tensor:
             with READING:
                 return read(part)
 
         @torch.no_grad()
         def work(part: list[int]) -> Tensor:
             x = self.to_input(next(stored).to(self.device, non_blocking=True))
-            inputs: tuple[Tensor, ...] = (x,)
+            conditions = []
             if self.path is not None:
                 noise = normal("probe", *key, rows=indices_on(x.device, part), shape=x.shape[1:])
                 t = torch.full((len(x),), level, device=x.device)
-                inputs = self.path.add_noise(x, noise, t), t
+                x = self.path.add_noise(x, noise, t)
+                conditions.append(t)
             with computing(self.device, self.precision):
-                found = torch.stack([reduce(state) for state in states_of(self.net, layers, *inputs)])
-            return found.cpu()
+                states = states_of(self.net, layers, x, *conditions)
+                reduced = torch.stack([reduce(state) for state in states])
+            return reduced.cpu()
 
         # The batches of this process, in the order in which `map_ordered` asks for them.
-        with closing(read_ahead(locked, jobs[processes.rank :: processes.size], self.device)) as stored:
+        mine = jobs[processes.rank :: processes.size]
+        with closing(read_ahead(read_alone, mine, self.device)) as stored:
             yield from processes.map_ordered(jobs, work)
 
-    def pooled(
+    def read_pooled(
         self,
         images: ImageSet,
         chosen: Sequence[int],
         layers: Sequence[int],
         level: float,
-        *key: str | int,
+        key: NoiseKey,
         pools: Sequence[Pool],
-        norm: nn.Module | None = None,
         processes: Processes,
+        norm: nn.Module | None = None,
         title: str | None = None,
     ) -> Float[Tensor, "pools layers n d"]:
-        """Return the tokens of the chosen images, after `norm`, pooled in several ways; float32 on the CPU.
+        """Return the pooled tokens of images, float32 on the CPU; the other processes return uninitialised memory.
 
-        They are written in place, on the first process alone. With a title there is a progress bar; other arguments are
-        those of `states`.
+        Args:
+            images: images.
+            chosen: indices of the images to read.
+            layers: numbers of layers, ascending.
+            level: noise level of a denoiser's images.
+            key: key of the noise.
+            pools: ways to pool the tokens.
+            processes: processes that share the batches.
+            norm: layer norm to apply before pooling; None for none.
+            title: title of the progress bar; None for no bar.
         """
 
         def reduce(state: Tensor) -> Tensor:
             tokens = state if norm is None else norm(state)
             return torch.stack([pooled(tokens, pool, self.net.num_prefix_tokens) for pool in pools])
 
-        out, start = torch.empty(len(pools), len(layers), len(chosen), self.net.dim), 0
-        with tqdm(total=len(chosen), unit="image", desc=title, disable=title is None or not processes.is_main) as bar:
-            for part in self.states(images.stored, chosen, layers, level, *key, reduce=reduce, processes=processes):
+        out = torch.empty(len(pools), len(layers), len(chosen), self.net.dim)
+        start = 0
+        hidden = title is None or not processes.is_main
+        with tqdm(total=len(chosen), unit="image", desc=title, disable=hidden) as bar:
+            for part in self.states(images.stored, chosen, layers, level, key, reduce, processes):
                 end = start + part.shape[2]  # (layers, pools, b, d)
                 out[:, :, start:end] = part.transpose(0, 1)
                 start = end

@@ -15,32 +15,46 @@ from uvit_decay.runtime.files import replacing
 from uvit_decay.runtime.validation import write_json
 
 SCORES = (
-    *("held_out_accuracy", "test_accuracy", "best_on_test_accuracy", "l2"),
-    *("knn_accuracy", "knn_centred_accuracy", "effective_rank", "dimensions", "mean_share"),
+    "held_out_accuracy",
+    "test_accuracy",
+    "best_on_test_accuracy",
+    "l2",
+    "knn_accuracy",
+    "knn_centred_accuracy",
+    "effective_rank",
+    "dimensions",
+    "mean_share",
 )
-RANKS, OF_CLASS_TOKENS = ("effective_rank", "dimensions"), "_of_cls"  # the ending of ranks where there are any
-TEST, BEST_ON_TEST = "test_accuracy", "best_on_test_accuracy"
+RANKS = ("effective_rank", "dimensions")
+OF_CLASS_TOKENS = "_of_cls"  # ending of the names of ranks that were computed from class tokens
+TEST = "test_accuracy"
+BEST_ON_TEST = "best_on_test_accuracy"
+PLACE = ("layer", "name", "kind", "t")  # columns of probes.csv that identify a cell; all others are scores
 
 
 @dataclass(frozen=True)
 class Grid:
     """Probe scores: `scores[name]` is (levels, layers), float64, a mean over noise draws; accuracies lie in [0, 1].
 
-    Names are those of a protocol: SCORES, or `test_accuracy` and perhaps `cknna`. `best_on_test_accuracy` uses the l2
-    penalty that is best on the test set, as papers report it: it is biased upwards. `knn_centred_accuracy` takes
-    cosines around the mean of the training features: others see mostly the mean where its share is large. The effective
-    rank is the paper's, an entropy. `dimensions` is its exponential for features centred over the images: without
-    centring, what all images have in common outweighs their differences. Both are of class tokens, as in the paper,
-    where there are any, and then end in `_of_cls`; else of the pooled features, as `mean_share`, the share of their
-    mean in the mean square.
+    The names are the protocol's: SCORES, or `test_accuracy` and perhaps `cknna`.
+
+    - `best_on_test_accuracy` uses the l2 penalty that is best on the test set, as papers report it. It is biased
+      upwards.
+    - `knn_centred_accuracy` takes cosines around the mean of the training features. Uncentred cosines are dominated by
+      the mean when its share is large.
+    - `effective_rank` is an entropy, as in the paper. `dimensions` is its exponential for features centred over the
+      images: without centring, the common part of all images outweighs their differences. If the network has class
+      tokens, both are computed from class tokens, as in the paper, and their names end in `_of_cls`. Otherwise they
+      are computed from the pooled features.
+    - `mean_share` is the share of the mean in the mean square of the pooled features.
 
     Args:
         layers: the layers by number: 0 the embeddings, i the output of block i.
         times: noise levels.
         scores: the scores by name.
-        protocol: everything that they depend on except the weights, as plain values.
+        protocol: everything that the scores depend on except the weights, as plain values.
         spread: standard deviations over the draws by name; empty for one draw.
-        chosen_by: the score that chooses the best cell. If it is `test_accuracy`, that cell's is biased upwards.
+        chosen_by: the score that chooses the best cell. If it is `test_accuracy`, this accuracy is biased upwards.
     """
 
     layers: Mapping[int, Layer]
@@ -50,98 +64,162 @@ class Grid:
     spread: Mapping[str, Tensor] = field(default_factory=dict)
     chosen_by: str = "held_out_accuracy"
 
+    @property
+    def best_is_on_test(self) -> bool:
+        """Whether the best cell is chosen by its accuracy on the test images."""
+        return self.chosen_by == TEST
+
     def best(self, name: str | None = None) -> tuple[int, int]:
         """Return (level, column) of the best cell, by a score or by `chosen_by`."""
-        return divmod(int(self.scores[name or self.chosen_by].argmax()), len(self.layers))
+        values = self.scores[name or self.chosen_by]
+        return divmod(int(values.argmax()), len(self.layers))
 
-    def tracked(self, number: int) -> dict[str, float]:
-        """Return the scores of layer `number`, averaged over the noise levels."""
+    def average_layer(self, number: int) -> dict[str, float]:
+        """Return accuracy, knn, the ranks and the share of the mean of layer `number`, averaged over noise levels."""
         column = list(self.layers).index(number)
         names = {"accuracy": "test_accuracy", "knn": "knn_accuracy"}
-        names |= {name: name for name in self.scores if name.startswith((*RANKS, "mean_share"))}
-        return {short: float(self.scores[name][:, column].mean()) for short, name in names.items()}
+        for name in self.scores:
+            if name.startswith((*RANKS, "mean_share")):
+                names[name] = name
+        averages = {}
+        for short, name in names.items():
+            averages[short] = float(self.scores[name][:, column].mean())
+        return averages
 
     def summary(self) -> dict[str, Any]:
         """Return the best cell, and the best test scores of all cells, as plain values.
 
-        The test accuracy of a cell that was chosen by it is called `best_on_test_accuracy`.
+        If the best cell was chosen by its test accuracy, this accuracy is called `best_on_test_accuracy`.
         """
-        best = self._cell(*self.best())
-        if self.chosen_by == TEST:
-            best = {name.replace(TEST, BEST_ON_TEST): value for name, value in best.items()}
-        others = {f"best_{name}": self.scores[name] for name in ("knn_accuracy", "cknna") if name in self.scores}
-        judged = {BEST_ON_TEST: self.scores.get(BEST_ON_TEST, self.scores[TEST]), **others}
-        return {**best, **{f"{name}_of_all_cells": float(values.max()) for name, values in judged.items()}}
+        summary = self._cell(*self.best())
+        if self.best_is_on_test:
+            summary = {name.replace(TEST, BEST_ON_TEST): value for name, value in summary.items()}
+        best_on_test = self.scores.get(BEST_ON_TEST, self.scores[TEST])
+        summary[f"{BEST_ON_TEST}_of_all_cells"] = float(best_on_test.max())
+        for name in ("knn_accuracy", "cknna"):
+            if name in self.scores:
+                summary[f"best_{name}_of_all_cells"] = float(self.scores[name].max())
+        return summary
 
     def number(self, weights: str) -> str:
-        """Return the name of the best cell's accuracy: all that must be said with the number, in a line."""
-        of = self.protocol
-        where = "held-out training images" if self.chosen_by != TEST else "the test images (best_on_test)"
-        noise = f"t of {','.join(f'{t:g}' for t in self.times)}, {of['noise']}" if any(self.times) else "clean images"
-        precision = f" in {of['precision']}" if "precision" in of else ""
+        """Return the complete name of the best cell's accuracy, one line: everything to be stated with the number."""
+        protocol = self.protocol
+        network = f"{weights} weights"
+        if "precision" in protocol:
+            network += f" in {protocol['precision']}"
+        images = "clean images"
+        if any(self.times):
+            levels = ",".join(f"{t:g}" for t in self.times)
+            images = f"t of {levels}, {protocol['noise']}"
+        cells = len(self.times) * len(self.layers)
+        chosen_on = "the test images (best_on_test)" if self.best_is_on_test else "held-out training images"
         return (
-            f"linear probe, protocol {of['protocol']}, {weights} weights{precision}, pool {of['pool']}, {noise}, "
-            f"seed {of['seed']}, best of {len(self.times) * len(self.layers)} cells on {where}"
+            f"probe protocol {protocol['protocol']}, {network}, pool {protocol['pool']}, {images}, "
+            f"seed {protocol['seed']}, best of {cells} cells on {chosen_on}"
         )
 
     def _cell(self, level: int, column: int) -> dict[str, Any]:
-        number, layer = list(self.layers.items())[column]
-        place = {"layer": number, "name": layer.name, "kind": layer.kind, "t": self.times[level]}
-        values = {name: float(values[level, column]) for name, values in self.scores.items()}
-        return {**place, **values, **{f"{name}_std": float(s[level, column]) for name, s in self.spread.items()}}
+        """Return the place of a cell, its scores and their spread, as plain values."""
+        number = list(self.layers)[column]
+        layer = self.layers[number]
+        cell: dict[str, Any] = {
+            "layer": number,
+            "name": layer.name,
+            "kind": layer.kind,
+            "t": self.times[level],
+        }
+        for name, values in self.scores.items():
+            cell[name] = float(values[level, column])
+        for name, values in self.spread.items():
+            cell[f"{name}_std"] = float(values[level, column])
+        return cell
 
     def text(self, weights: str) -> str:
         """Return the best cell, in lines for people."""
-        best, lines = self.summary(), [self.number(weights)]
+        best = self.summary()
         where = f"{best['name']} at t = {best['t']:g}"
-        if self.chosen_by == TEST:
-            lines.append(f"best on test: {where}: {_with_spread(best, BEST_ON_TEST)}")
+        lines = [self.number(weights)]
+        if self.best_is_on_test:
+            lines.append(f"best on test: {where}: {_format_score(best, BEST_ON_TEST)}")
         else:
-            lines.append(f"best cell: {where}: test accuracy {_with_spread(best, TEST)}")
+            lines.append(f"best cell: {where}: test accuracy {_format_score(best, TEST)}")
             lines.append(f"best on test, as papers report it: {best['best_on_test_accuracy_of_all_cells']:.4f}")
         if "cknna" in self.scores:
             cell = self._cell(*self.best("cknna"))
-            of = self.protocol["reference"]
-            lines.append(f"CKNNA, k {of['neighbours']}, {of['images']} test images, with {of['checkpoint']}, largest:")
-            lines.append(f"{cell['name']} at t = {cell['t']:g}: {_with_spread(cell, 'cknna')}")
+            about = self.protocol["reference"]
+            lines.append(
+                f"CKNNA, k {about['neighbours']}, {about['images']} test images, with {about['checkpoint']}, largest:"
+            )
+            lines.append(f"{cell['name']} at t = {cell['t']:g}: {_format_score(cell, 'cknna')}")
         return "\n".join(lines)
 
     def save(self, folder: Path, what: str, metadata: Mapping[str, Any] | None = None) -> None:
-        """Write probes.csv, probes.png and, of alignments, cknna.png to `folder`; `what` was probed is in titles.
+        """Write probes.csv, probes.png and, for alignments, cknna.png.
 
-        With `metadata` of the network, of which `weights` is part, probes.json, too.
+        Args:
+            folder: folder of the files.
+            what: name of the network or step that was probed, for titles.
+            metadata: description of the network with its `weights`; writes probes.json, too.
         """
-        cells = [self._cell(level, column) for level in range(len(self.times)) for column in range(len(self.layers))]
-        with replacing(folder / "probes.csv") as file:
-            lines = [",".join(cells[0])]
-            for cell in cells:
-                place, values = list(cell.values())[:4], list(cell.values())[4:]
-                lines.append(",".join((*map(str, place), *(f"{value:.6g}" for value in values))))
-            file.write("".join(f"{line}\n" for line in lines).encode())
+        cells = []
+        for level in range(len(self.times)):
+            for column in range(len(self.layers)):
+                cells.append(self._cell(level, column))
+        _write_csv(folder / "probes.csv", cells)
         if metadata is not None:
-            report = {"number": self.number(metadata["weights"]), "best": self.summary()}
-            protocol = {**self.protocol, **metadata}
-            write_json(folder / "probes.json", {**report, "protocol": protocol, "cells": cells})
-        by = "" if self.chosen_by != TEST else f" ({self.protocol['protocol']}; best on test framed)"
-        self._heat_map(folder / "probes.png", TEST, self.best(), f"Linear probe{by} of {what}, test accuracy in %")
+            report = {
+                "number": self.number(metadata["weights"]),
+                "best": self.summary(),
+                "protocol": {**self.protocol, **metadata},
+                "cells": cells,
+            }
+            write_json(folder / "probes.json", report)
+        title = f"{what}: test accuracy in %, probe protocol {self.protocol['protocol']}"
+        if self.best_is_on_test:
+            title += "; best on test framed"
+        self._heat_map(folder / "probes.png", TEST, self.best(), title)
         if "cknna" in self.scores:
-            of = self.protocol["reference"]
-            title = f"CKNNA of {what} with {of['checkpoint']}, k {of['neighbours']}, {of['images']} images, times 100"
+            about = self.protocol["reference"]
+            settings = f"k {about['neighbours']}, {about['images']} images, times 100"
+            title = f"CKNNA of {what} with {about['checkpoint']}, {settings}"
             self._heat_map(folder / "cknna.png", "cknna", self.best("cknna"), title)
 
     def _heat_map(self, path: Path, name: str, marked: tuple[int, int], title: str) -> None:
-        clean = self.times == (0.0,)
+        """Draw a score, times 100, with a frame around the cell `marked`, (level, column)."""
+        rows = [f"{number} {layer.name}" for number, layer in self.layers.items()]
+        if self.times == (0.0,):
+            columns = ["clean images"]
+            x_label = ""
+        else:
+            columns = [f"{t:g}" for t in self.times]
+            x_label = "noise level t"
         heat_map(
             path,
             100 * self.scores[name].T,
-            rows=[f"{number} {layer.name}" for number, layer in self.layers.items()],
-            columns=["clean images"] if clean else [f"{t:g}" for t in self.times],
-            labels=("" if clean else "noise level t", "features after"),
+            rows=rows,
+            columns=columns,
+            labels=(x_label, "features after"),
             title=title,
             marked=marked[::-1],
         )
 
 
-def _with_spread(cell: Mapping[str, Any], name: str) -> str:
-    spread = f" +- {cell[f'{name}_std']:.4f}" if f"{name}_std" in cell else ""
-    return f"{cell[name]:.4f}{spread}"
+def _write_csv(path: Path, cells: list[dict[str, Any]]) -> None:
+    """Write one line per cell, below a line of names; scores have six digits."""
+    lines = [",".join(cells[0])]
+    for cell in cells:
+        words = []
+        for name, value in cell.items():
+            words.append(str(value) if name in PLACE else f"{value:.6g}")
+        lines.append(",".join(words))
+    text = "\n".join(lines) + "\n"
+    with replacing(path) as file:
+        file.write(text.encode())
+
+
+def _format_score(cell: Mapping[str, Any], name: str) -> str:
+    """Return a score of a cell, with its standard deviation over draws if there is one."""
+    text = f"{cell[name]:.4f}"
+    if f"{name}_std" in cell:
+        text += f" +- {cell[f'{name}_std']:.4f}"
+    return text

@@ -33,53 +33,70 @@ def knn_accuracy(
     Args:
         train: training samples, on any device.
         train_labels: class of every training sample.
-        test: test samples; the work is done on their device.
+        test: test samples, on the device that computes.
         test_labels: class of every test sample.
         k: number of neighbours.
         temperature: T of DINO's votes exp(similarity / T).
         uniform: one vote for each neighbour, instead of DINO's weights.
-        centred: cosines around the mean of the cell's training samples.
+        centred: take cosines around the mean of the cell's training samples.
     """
     # A copy to the CPU must have ended before it is read; an accelerator orders copies and work by itself.
     labels = train_labels.to(test.device, non_blocking=test.device.type != "cpu")
-    cells = zip(train, test, strict=True)
-    if centred:
-        cells = ((x - (mean := x.mean(dim=0)), y - mean.to(y)) for x, y in cells)
-    near = [neighbours(*sides, k) for sides in cells]
-    guesses = [vote(similar, labels[index], temperature, uniform) for similar, index in near]
-    return (torch.stack(guesses).cpu() == test_labels.cpu()).double().mean(dim=1)
+    nearest = []
+    for x, y in zip(train, test, strict=True):
+        if centred:
+            mean = x.mean(dim=0)
+            x = x - mean
+            y = y - mean.to(y)
+        nearest.append(find_neighbours(x, y, k))
+    # The votes of all cells follow the neighbours of all cells, since they make the host wait for an accelerator.
+    guesses = [vote(similar, labels[index], temperature, uniform) for similar, index in nearest]
+    right = torch.stack(guesses).cpu() == test_labels.cpu()
+    return right.double().mean(dim=1)
 
 
 @torch.no_grad()
-def neighbours(
-    train: Float[Tensor, "n d"], test: Float[Tensor, "n2 d"], k: int
+def find_neighbours(
+    train: Float[Tensor, "n d"],
+    test: Float[Tensor, "n2 d"],
+    k: int,
 ) -> tuple[Float[Tensor, "n2 k"], Int64[Tensor, "n2 k"]]:
     """Return similarities and indices of the k nearest training samples, nearest first.
 
     Among equally near samples, torch.topk decides which are returned, and in which order. The choice is unspecified and
     may depend on the device. Ties in the votes go to the smallest class, see `vote`.
-    Needs about 3 SIMILARITIES floats besides its results, which are on the device of the test samples.
+    Besides the results, which are on the device of the test samples, this needs about 3 SIMILARITIES floats.
     """
-    test, width = normalize(test.float(), dim=-1), min(CHUNK, max(1, SIMILARITIES // max(1, len(test))))
-    near, index = test.new_empty(len(test), 0), torch.empty(len(test), 0, dtype=torch.int64, device=test.device)
+    test = normalize(test.float(), dim=-1)
+    n2 = len(test)
+    width = max(1, SIMILARITIES // max(1, n2))
+    width = min(CHUNK, width)
+    near = test.new_empty(n2, 0)
+    index = torch.empty(n2, 0, dtype=torch.int64, device=test.device)
     for start in range(0, len(train), width):
-        x = normalize(train[start : start + width].to(test, non_blocking=test.device.type != "cpu"), dim=-1)
+        x = train[start : start + width].to(test, non_blocking=test.device.type != "cpu")
+        x = normalize(x, dim=-1)
         with without_autocast(x):
             similar = test @ x.T
-        found = similar.topk(min(k, similar.shape[1]), dim=1)
-        near = torch.cat([near, found.values], dim=1)
-        index = torch.cat([index, start + found.indices], dim=1)
+        nearest = similar.topk(min(k, similar.shape[1]), dim=1)
+        near = torch.cat([near, nearest.values], dim=1)
+        index = torch.cat([index, start + nearest.indices], dim=1)
         near, order = near.topk(min(k, near.shape[1]), dim=1)
         index = index.gather(1, order)
     return near, index
 
 
 def vote(
-    similar: Float[Tensor, "n2 k"], labels: Int64[Tensor, "n2 k"], temperature: float = 0.07, uniform: bool = False
+    similar: Float[Tensor, "n2 k"],
+    labels: Int64[Tensor, "n2 k"],
+    temperature: float = 0.07,
+    uniform: bool = False,
 ) -> Int64[Tensor, " n2"]:
-    """Vote for the class by exp(similarity / temperature), or by `uniform` votes; ties give the smallest class."""
+    """Return the class with most votes exp(similarity / temperature), or `uniform` votes; ties go to the smallest."""
     weights = torch.ones_like(similar) if uniform else (similar / temperature).exp()
-    votes = similar.new_zeros(len(similar), int(labels.max()) + 1, dtype=torch.float64)
-    for label, weight in zip(labels.split(1, dim=-1), weights.double().split(1, dim=-1), strict=True):
-        votes.scatter_add_(-1, label, weight)  # one neighbour at a time, for the same rounding on every device
+    classes = int(labels.max()) + 1
+    votes = similar.new_zeros(len(similar), classes, dtype=torch.float64)
+    by_neighbour = zip(labels.split(1, dim=-1), weights.double().split(1, dim=-1), strict=True)
+    for label, weight in by_neighbour:  # one neighbour at a time: the same rounding on every device
+        votes.scatter_add_(-1, label, weight)
     return votes.argmax(dim=-1)

@@ -1,7 +1,7 @@
 """Linear classifiers of frozen features, trained step by step as published protocols do.
 
 The classifiers of several layers see the same images in the same order but share no weights, and every optimizer here
-works by tensor: each is trained as if it were alone.
+updates each tensor separately. So each classifier is trained as if it were alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from uvit_decay.nn.embed import without_autocast
 from uvit_decay.runtime.optimizers import LARS
 from uvit_decay.runtime.random import generator
 
-CHUNK = 4096  # test images judged at a time
+CHUNK = 4096  # test images at a time
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,15 @@ class LinearProbe:
 
     Args:
         epochs: passes over the training images.
-        batch_size: images in a batch; the last one of a pass may be smaller, behind a norm not a single image.
+        batch_size: images in a batch; the last batch of a pass may be smaller. With `norm`, a last batch of one image
+            is left out.
         lr: largest learning rate.
-        optimizer: makes the optimizer of parameters and their rate.
-        schedule: the share of `lr` after so many passes, parts of one included, of all.
+        optimizer: function (parameters, learning rate) -> optimizer.
+        schedule: function (epochs done, total epochs) -> fraction of `lr`; epochs done may be fractional.
         words: optimizer and schedule for reports.
-        norm: a batch norm with weights before the linear layer.
-        std: standard deviation of the initial weights, behind biases of 0; None means torch's of a linear layer.
-        seed: seed of the initial weights, the same in all layers, and of the order.
+        norm: put a batch norm with weights before the linear layer.
+        std: standard deviation of the initial weights, with biases of 0; None for torch's initialisation.
+        seed: seed of the initial weights, which are the same for all layers, and of the order.
     """
 
     epochs: int
@@ -52,7 +53,7 @@ class LinearProbe:
     seed: int = 0
 
     def rate(self, passed: float) -> float:
-        """Return the learning rate after so many passes."""
+        """Return the learning rate after a number of passes, which may be fractional."""
         return self.lr * self.schedule(passed, self.epochs)
 
     def order(self, epoch: int, count: int) -> Int64[Tensor, " n"]:
@@ -61,16 +62,20 @@ class LinearProbe:
 
     def start(self, dim: int, classes: int) -> nn.Sequential:
         """Return an untrained classifier."""
-        random, linear = generator("linear probe", "weights", self.seed), nn.Linear(dim, classes)
+        random = generator("linear probe", "weights", self.seed)
+        linear = nn.Linear(dim, classes)
         with torch.no_grad():
             if self.std is None:
-                both = torch.empty(classes, dim + 1).uniform_(-(dim**-0.5), dim**-0.5, generator=random)
+                bound = dim**-0.5
+                both = torch.empty(classes, dim + 1).uniform_(-bound, bound, generator=random)
                 linear.weight.copy_(both[:, :-1])
                 linear.bias.copy_(both[:, -1])
             else:
                 nn.init.trunc_normal_(linear.weight, std=self.std, generator=random)
                 linear.bias.zero_()
-        return nn.Sequential(*([nn.BatchNorm1d(dim, eps=1e-6)] if self.norm else []), linear)
+        if not self.norm:
+            return nn.Sequential(linear)
+        return nn.Sequential(nn.BatchNorm1d(dim, eps=1e-6), linear)
 
     def passes(
         self,
@@ -79,35 +84,44 @@ class LinearProbe:
         classes: int,
         device: torch.device,
     ) -> Iterator[list[nn.Sequential]]:
-        """Train a classifier of each layer on `device`; yield them after each pass, to be judged but not kept.
+        """Train a classifier for each layer; yield the classifiers after each pass. The next pass changes them.
 
         Args:
-            train: the features of the training images in a pass, 0 to epochs - 1, float32 on any device.
-            labels: their classes.
+            train: function (number of the pass, 0 to epochs - 1) -> features of the training images, float32 on any
+                device.
+            labels: classes of the training images.
             classes: number of classes.
-            device: where the classifiers are trained.
+            device: device on which the classifiers are trained.
         """
         models = None
         for epoch in range(self.epochs):
             x = train(epoch)
             if models is None:
                 models = [self.start(x.shape[2], classes).to(device) for _ in x]
-                optimizer = self.optimizer([p for model in models for p in model.parameters()], self.lr)
-            parts = self.order(epoch, len(labels)).split(self.batch_size)
-            for step, part in enumerate(parts):
-                if self.norm and len(part) == 1:
+                optimizer = self.optimizer(nn.ModuleList(models).parameters(), self.lr)
+            batches = self.order(epoch, len(labels)).split(self.batch_size)
+            for step, batch in enumerate(batches):
+                if self.norm and len(batch) == 1:
                     continue
                 for group in optimizer.param_groups:
-                    group["lr"] = self.rate(epoch + step / len(parts))
-                self._step(models, optimizer, x[:, part.to(x.device)].to(device), labels[part.to(labels.device)])
+                    group["lr"] = self.rate(epoch + step / len(batches))
+                features = x[:, batch.to(x.device)].to(device)
+                self._step(models, optimizer, features, labels[batch.to(labels.device)])
             yield models
 
     @torch.enable_grad()
-    def _step(self, models: list[nn.Sequential], optimizer: Optimizer, x: Tensor, labels: Tensor) -> None:
-        labels = labels.to(x.device)
-        with without_autocast(x):
-            # The sum over layers of their mean losses: each has the gradient that it has alone.
-            torch.stack([cross_entropy(model(y), labels) for model, y in zip(models, x, strict=True)]).sum().backward()
+    def _step(
+        self,
+        models: list[nn.Sequential],
+        optimizer: Optimizer,
+        features: Float[Tensor, "m b d"],
+        labels: Int64[Tensor, " b"],
+    ) -> None:
+        """Make an optimizer step on the sum of the layers' mean losses, which gives each layer its own gradient."""
+        labels = labels.to(features.device)
+        with without_autocast(features):
+            losses = [cross_entropy(model(x), labels) for model, x in zip(models, features, strict=True)]
+            torch.stack(losses).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -126,30 +140,47 @@ class LinearProbe:
 
 @torch.no_grad()
 def accuracies(
-    models: list[nn.Sequential], test: Float[Tensor, "m n2 d"], labels: Int64[Tensor, " n2"], device: torch.device
+    models: list[nn.Sequential],
+    test: Float[Tensor, "m n2 d"],
+    labels: Int64[Tensor, " n2"],
+    device: torch.device,
 ) -> Float64[Tensor, " m"]:
-    """Return the accuracy of each layer's classifier, on `device`, on its test features; on the CPU."""
-    right = []
+    """Return the test accuracy of each layer's classifier, on the CPU.
+
+    Args:
+        models: classifiers of the layers, on `device`; training mode is restored.
+        test: features of the test images, on any device.
+        labels: classes of the test images.
+        device: device that computes.
+    """
+    accuracy = []
     for model, x in zip(models, test, strict=True):
+        model.eval()
+        guesses = []
         with without_autocast(x.to(device)):
-            guesses = [model.eval()(part.to(device)).argmax(dim=1).cpu() for part in x.split(CHUNK)]
+            for chunk in x.split(CHUNK):
+                guesses.append(model(chunk.to(device)).argmax(dim=1).cpu())
         model.train()
-        right.append((torch.cat(guesses) == labels.cpu()).double().mean())
-    return torch.stack(right)
+        right = torch.cat(guesses) == labels.cpu()
+        accuracy.append(right.double().mean())
+    return torch.stack(accuracy)
 
 
 def _half_cosine(share: float) -> float:
+    """Return 1 at share 0, falling as half a cosine to 0 at share 1."""
     return 0.5 * (1.0 + math.cos(math.pi * share))
 
 
 def _after_warmup(passed: float, epochs: int) -> float:
-    """Return MAE's rate: 10 of 90 passes of linear warm-up, then half a cosine to 0."""
+    """Return MAE's rate: linear warm-up in a ninth of the passes (10 of 90), then half a cosine to 0."""
     warmup = epochs / 9
-    return passed / warmup if passed < warmup else _half_cosine((passed - warmup) / (epochs - warmup))
+    if passed < warmup:
+        return passed / warmup
+    return _half_cosine((passed - warmup) / (epochs - warmup))
 
 
 # The probe of the paper's ImageNet-100 numbers (Tables 2 and 3; App. A.2 and the authors' code, which sets the rate
-# after each pass from the number of the one that ended, so that the first two have the full one).
+# after each pass from the number of the finished pass, so that the first two passes have the full rate).
 IN100 = LinearProbe(
     epochs=200,
     batch_size=1024,
@@ -161,7 +192,7 @@ IN100 = LinearProbe(
         "cosine to 0, set after each epoch as the authors do: the first two have the full rate",
     ),
 )
-# DDAE's code: a bare linear layer, a rate of 1e-3 times the number of GPUs, 128 images a GPU.
+# DDAE's code: a bare linear layer, a rate of 1e-3 times the number of GPUs, 128 images per GPU.
 DDAE = LinearProbe(
     epochs=15,
     batch_size=128,
@@ -170,7 +201,7 @@ DDAE = LinearProbe(
     schedule=lambda passed, epochs: _half_cosine(int(passed) / epochs),
     words=("Adam, lr {lr:g}", "cosine to 0, set after each pass"),
 )
-# REPA: MAE's recipe (0.1 for 256 images, 6.4 for 16384), behind a batch norm with weights, as its authors say.
+# REPA: MAE's recipe (rate 0.1 for 256 images, 6.4 for 16384), behind a batch norm with weights, as its authors say.
 REPA = LinearProbe(
     epochs=90,
     batch_size=16_384,

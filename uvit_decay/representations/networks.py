@@ -1,4 +1,4 @@
-"""Networks named on the command line, to be judged by their features: checkpoints of this project and timm's models."""
+"""Networks whose features are evaluated, by the names of the command line: checkpoints, timm's models, raw pixels."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ if TYPE_CHECKING:  # timm is slow to import, and data are Lightning's
 
     from uvit_decay.data import ImageData
 
-TIMM = "timm:"  # timm:NAME, with pretrained weights, or timm:NAME=FILE
+TIMM = "timm:"  # timm:NAME, with pretrained weights, or timm:NAME=FILE, with the weights of a file
 PIXELS = "pixels:"  # pixels:32x32x3
 
 
 @dataclass(frozen=True)
 class ProbedNetwork:
-    """A network in eval mode whose features are judged.
+    """A network in eval mode whose features are evaluated.
 
     Args:
         net: the network.
-        name: name of files of results.
-        title: name in titles.
-        about: which weights these are, for reports, as plain values.
+        name: name of the network in names of result files.
+        title: name of the network in titles.
+        about: description of the weights for reports, as plain values.
         path: noise path of a denoiser's input; None for an encoder, which sees clean images.
-        data: name of the images that it was trained on; None if that is not known.
-        latents: latent space of its input; None for pixels.
+        data: name of the images that the network was trained on; None if unknown.
+        latents: latent space of the network's input; None for pixels.
     """
 
     net: nn.Module
@@ -59,55 +59,89 @@ class ProbedNetwork:
 
     @property
     def is_encoder(self) -> bool:
-        """Return whether it sees clean images."""
+        """Whether the network sees clean images."""
         return self.path is None
 
 
 def open_network(ckpt: Path, loading: LoadingOptions, size: int | None = None) -> ProbedNetwork:
     """Load a checkpoint, timm's vision transformer timm:NAME or timm:NAME=FILE, or raw pixels, pixels:32x32x3.
 
-    `size` is the side of the images that a timm model takes, None its own.
+    Args:
+        ckpt: path of the checkpoint, or one of these names.
+        loading: options of loading a checkpoint.
+        size: side of the images that a timm model takes, in pixels; None for the model's own.
+
+    Raises:
+        UserError: the network cannot be opened, or `loading` chooses weights that only checkpoints have.
     """
     name = str(ckpt)
     if not name.startswith((TIMM, PIXELS)):
-        return _checkpoint(ckpt, loading)
+        return _open_checkpoint(ckpt, loading)
     if loading.weights is not None:
-        raise UserError(f"--weights are of checkpoints of this project, {ckpt} has no such choice")
+        raise UserError(f"--weights {loading.weights}: only checkpoints of uvit_decay have ema and raw, {ckpt} has not")
     if name.startswith(PIXELS):
         about = {"checkpoint": name, "weights": "none"}
-        return ProbedNetwork(Pixels(name.removeprefix(PIXELS)), name.replace(":", "-"), "raw pixels", about)
+        net = Pixels(name.removeprefix(PIXELS))
+        return ProbedNetwork(net, name.replace(":", "-"), "raw pixels", about)
+    return _open_timm(name, size)
+
+
+def _open_checkpoint(path: Path, loading: LoadingOptions) -> ProbedNetwork:
+    """Open a checkpoint of uvit_decay; its run's name and version are part of the name: "digits-version_1-"."""
+    loaded = checkpoint.load(path, loading.weights, loading.trust)
+    card = loaded.card
+    about = {"checkpoint": str(path), "step": card.step, "weights": card.weights}
+    name = f"{path.stem}-step{card.step}-{card.weights}"
+    run = run_of(path.resolve())
+    if run is not None and run.name.startswith("version_"):
+        name = f"{run.parent.name}-{run.name}-{name}"
+    return ProbedNetwork(loaded.net, name, path.name, about, loaded.path, card.data, card.latents)
+
+
+def _open_timm(name: str, size: int | None) -> ProbedNetwork:
+    """Open timm:NAME or timm:NAME=FILE."""
     model, _, file = name.removeprefix(TIMM).partition("=")
     about = {"checkpoint": name, "weights": file or "pretrained", "model": f"timm {model}"}
-    net = timm_vit(model, at_home(file) if file else None, size)
-    return ProbedNetwork(net, f"{model}-{Path(file).stem}" if file else model, model, about)
-
-
-def _checkpoint(path: Path, loading: LoadingOptions) -> ProbedNetwork:
-    found = checkpoint.load(path, loading.weights, loading.trust)
-    about = {"checkpoint": str(path), "step": found.card.step, "weights": found.card.weights}
-    run = run_of(path.resolve())  # whose name and version are part of the name: "digits-version_1-"
-    of_run = f"{run.parent.name}-{run.name}-" if run is not None and run.name.startswith("version_") else ""
-    name = f"{of_run}{path.stem}-step{found.card.step}-{found.card.weights}"
-    return ProbedNetwork(found.net, name, path.name, about, found.path, found.card.data, found.card.latents)
+    if not file:
+        return ProbedNetwork(timm_vit(model, None, size), model, model, about)
+    net = timm_vit(model, at_home(file), size)
+    return ProbedNetwork(net, f"{model}-{Path(file).stem}", model, about)
 
 
 def open_judging_data(judged: ProbedNetwork, data: str | None, test: str | None) -> ImageData:
-    """Open the data to judge a network's features on, by default those that it was trained on; see `open_data`."""
+    """Open the data on which a network's features are evaluated.
+
+    Args:
+        judged: the network.
+        data: name of the data as in `open_data`; None for the data that the network was trained on.
+        test: path of test images; None for the data's own.
+
+    Raises:
+        UserError: no data is named and the training data cannot be opened by its name, or the data does not fit.
+    """
     from uvit_decay.evaluation.open_by_name import SETS, open_data
 
     if data is None and judged.data not in SETS:
-        trained = f"was trained on {judged.data}: name it, or other data," if judged.data else "needs images: name some"
-        raise UserError(f"{judged.name} {trained} with --data")
-    return open_data(data or judged.data, test, judged.net.image_size, judged.net.channels, judged.is_encoder)
+        if not judged.data:
+            raise UserError(f"{judged.name} needs images: name them with --data")
+        raise UserError(f"{judged.name} was trained on {judged.data}: name this data, or other data, with --data")
+    net = judged.net
+    return open_data(data or judged.data, test, net.image_size, net.channels, judged.is_encoder)
 
 
 def fit_pictures(x: Float[Tensor, "b c h w"], net: nn.Module, where: str) -> Float[Tensor, "b c2 h2 w2"]:
-    """Return pictures of [-1, 1] in the channels and the size that a network takes; grey ones are repeated.
+    """Return pictures in [-1, 1] with the number of channels and the size that a network takes.
 
-    Pictures of another size are resized, bicubic with antialias, and clamped.
+    Grey pictures are repeated for all channels. Pictures of another size are resized, bicubic with antialias, and
+    clamped.
+
+    Args:
+        x: pictures in [-1, 1].
+        net: the network.
+        where: name of the network, at the beginning of the error message.
 
     Raises:
-        UserError: other channels; `where` is the beginning of the message.
+        UserError: the pictures have another number of channels and are not grey.
     """
     if x.shape[1] != net.channels:
         if x.shape[1] != 1:
@@ -123,17 +157,24 @@ class Pixels(nn.Module):
 
     Args:
         size: WIDTHxHEIGHTxCHANNELS of the images, such as 32x32x3; width and height are equal.
+
+    Raises:
+        UserError: the size has another form.
     """
 
     layers = (Layer("pixels", "embeddings"),)
-    num_prefix_tokens, num_classes, null_label, class_token = 0, 0, False, False
+    num_prefix_tokens = 0
+    num_classes = 0
+    null_label = False
+    class_token = False
 
     def __init__(self, size: str) -> None:
         super().__init__()
-        found = re.fullmatch(r"(\d{1,5})x(\d{1,5})x(\d{1,5})", size)
-        if not found or found[1] != found[2]:
-            raise UserError(f"pixels:{size}: the size of square images is needed, such as pixels:32x32x3")
-        self.image_size, self.channels = int(found[1]), int(found[3])
+        numbers = re.fullmatch(r"(\d{1,5})x(\d{1,5})x(\d{1,5})", size)
+        if not numbers or numbers[1] != numbers[2]:
+            raise UserError(f"pixels:{size}: not a size of square images; write it as in pixels:32x32x3")
+        self.image_size = int(numbers[1])
+        self.channels = int(numbers[3])
         check_whole(1, 2**16, width=self.image_size, channels=self.channels)
         self.dim = self.channels * self.image_size**2
 
@@ -143,15 +184,18 @@ class Pixels(nn.Module):
 
 
 OUTSIDE = ("head", "fc_norm", "mask_token", "decoder_")  # beginnings of names that an encoder does not have
-MAPS = ("model", "state_dict")  # where training files keep the weights
+MAPS = ("model", "state_dict")  # keys of training files under which the weights may be stored
 
 
 class TimmViT(nn.Module):
-    """A timm VisionTransformer, which takes images of [-1, 1], as all networks here, and yields its token states.
+    """A timm VisionTransformer that takes images in [-1, 1], as all networks here, and yields its token states.
 
     Attributes:
         model: the vision transformer.
-        scale: mean and standard deviation of its pretraining, to which images are brought.
+        scale: conversion of images to the mean and standard deviation of the pretraining.
+
+    Raises:
+        UserError: the vision transformer takes images that are not square.
     """
 
     null_label = False
@@ -161,21 +205,27 @@ class TimmViT(nn.Module):
         super().__init__()
         height, width = model.patch_embed.img_size
         if height != width:
-            raise UserError(f"this vision transformer takes images of {width}x{height}, features are of square ones")
-        self.model, self.image_size, self.dim = model, height, model.embed_dim
+            raise UserError(f"this vision transformer takes {width}x{height} images: choose one for square images")
+        self.model = model
+        self.image_size = height
+        self.dim = model.embed_dim
         self.channels = model.patch_embed.proj.in_channels
-        self.num_prefix_tokens, self.class_token = model.num_prefix_tokens, model.cls_token is not None
-        self.scale = PixelScale(tuple(model.pretrained_cfg["mean"]), tuple(model.pretrained_cfg["std"]))
+        self.num_prefix_tokens = model.num_prefix_tokens
+        self.class_token = model.cls_token is not None
+        mean = tuple(model.pretrained_cfg["mean"])
+        std = tuple(model.pretrained_cfg["std"])
+        self.scale = PixelScale(mean, std)
         self.norm = model.norm
         self.layers = block_layers([f"blocks.{i}" for i in range(len(model.blocks))], denoiser=False)
 
     def forward_intermediates(self, x: Float[Tensor, "b c h w"]) -> Iterator[Float[Tensor, "b n d"]]:
-        """Yield the token states [prefix, patches] after the embeddings and after every block, not normed.
+        """Yield the token states [prefix, patches] after the embeddings and after every block, before the final norm.
 
-        `timm.forward_intermediates` gives the same, but holds all of them at once and leaves out the embeddings.
+        timm's `forward_intermediates` holds all states at once and leaves out the embeddings.
         """
         model = self.model
-        tokens = model.norm_pre(model.patch_drop(model._pos_embed(model.patch_embed(self.scale.normalise(x)))))
+        patches = model.patch_embed(self.scale.normalise(x))
+        tokens = model.norm_pre(model.patch_drop(model._pos_embed(patches)))
         yield tokens
         for block in model.blocks:
             tokens = block(tokens)
@@ -183,15 +233,18 @@ class TimmViT(nn.Module):
 
 
 def timm_vit(name: str, file: Path | None = None, size: int | None = None) -> TimmViT:
-    """Return timm's vision transformer `name` in eval mode, with pretrained weights or those of a file.
+    """Return timm's vision transformer `name` in eval mode, with pretrained weights or the weights of a file.
 
-    `size` is the side of the images that it takes, to which its positions are interpolated; None its own.
+    Pretrained weights come from the cache of the hub, or are downloaded.
 
-    Pretrained weights come from the cache of the hub, or are downloaded. A file may be a .safetensors or a file of
-    torch.save, in which no code is executed: a timm state_dict, or an official MAE, whose decoder is left out.
+    Args:
+        name: timm's name of the model.
+        file: a .safetensors or a file of torch.save, in which no code is executed: a timm state_dict, or an official
+            MAE, whose decoder is left out. None for pretrained weights.
+        size: side of the images that the model takes, to which its positions are interpolated; None for its own.
 
     Raises:
-        UserError: no such model or no vision transformer, weights that cannot be fetched or read, or do not fit.
+        UserError: timm has no vision transformer of this name, or the weights cannot be fetched or read, or do not fit.
     """
     import timm
     from timm.models.vision_transformer import VisionTransformer
@@ -201,9 +254,10 @@ def timm_vit(name: str, file: Path | None = None, size: int | None = None) -> Ti
     with explained(f"timm {name}", RuntimeError, ValueError), torch.device("meta"):
         model = timm.create_model(name, num_classes=0)
     if not isinstance(model, VisionTransformer):
-        raise UserError(f"{name} is a {type(model).__name__}: features are read from timm's VisionTransformer alone")
-    if size is not None and size % model.patch_embed.patch_size[0]:
-        raise UserError(f"timm {name} has patches of {model.patch_embed.patch_size[0]}: {size} is no multiple of it")
+        raise UserError(f"timm {name} is a {type(model).__name__}: choose a VisionTransformer of timm")
+    patch = model.patch_embed.patch_size[0]
+    if size is not None and size % patch:
+        raise UserError(f"timm {name} cannot take images of size {size}: choose a multiple of its patch size {patch}")
     if file is not None:
         model = timm.create_model(name, num_classes=0, img_size=size)
         _load(model, name, file)
@@ -216,16 +270,26 @@ def timm_vit(name: str, file: Path | None = None, size: int | None = None) -> Ti
 
 
 def _load(model: VisionTransformer, name: str, file: Path) -> None:
-    """Load the weights of a file; all of the encoder must be there, as a decayed MAE lacks the norm of a plain one."""
+    """Load the weights of a file into a model.
+
+    Weights of the encoder must not be missing: a decayed MAE has no final norm, which the plain one needs.
+
+    Raises:
+        UserError: the file cannot be read, or its weights do not fit.
+    """
     from timm.models.vision_transformer import checkpoint_filter_fn
 
     contents = typed(dict[str, object], read_third_party(file), f"contents of {file}")
-    contents = next((contents[key] for key in MAPS if isinstance(contents.get(key), dict)), contents)
-    state = typed(dict[str, Tensor], contents, f"weights in {file}")
-    check_weights(file, state)
-    state = {key: value for key, value in state.items() if not key.startswith(OUTSIDE)}
-    with explained(f"{file} does not fit {name}", Exception):  # timm looks at no shape before it uses it
+    for key in MAPS:
+        if isinstance(contents.get(key), dict):
+            contents = contents[key]
+            break
+    weights = typed(dict[str, Tensor], contents, f"weights in {file}")
+    check_weights(file, weights)
+    state = {key: value for key, value in weights.items() if not key.startswith(OUTSIDE)}
+    with explained(f"{file} does not fit {name}", Exception):  # timm uses the weights without a check of shapes
         state = checkpoint_filter_fn(state, model)
     if problem := mismatch(model, state, name):
-        raise UserError(f"{file} does not fit {name}: {problem}; decayed and fine-tuned MAEs: uvit-decay import")
+        hint = "convert decayed and fine-tuned MAEs with uvit-decay import"
+        raise UserError(f"{file} does not fit {name}: {problem}; {hint}")
     model.load_state_dict(state)

@@ -12,6 +12,7 @@ from uvit_decay.runtime.errors import UserError
 from uvit_decay.sampling_options import LARGEST_GRID, Count, LoadingOptions, PrecisionOption, Seed
 
 TIMES = (0.01, 0.03, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
+TIME = 0.1  # noise level of a denoiser's images where a command reads a single one
 Most = Annotated[int, Bounds(1, 2**31)]
 Pool = Literal["mean", "all", "cls"]
 
@@ -21,8 +22,8 @@ class ProtocolOptions:
     """Options that all protocols share, of probes and of classification.
 
     Args:
-        max_train: training images at most, a fixed random choice.
-        max_test: test images at most, likewise.
+        max_train: largest number of training images; a fixed random choice if there are more.
+        max_test: largest number of test images; a fixed random choice if there are more.
         neighbours: k of the nearest neighbours.
         uniform: one vote for each neighbour, instead of DINO's weights.
         batch_size: images at a time on each device.
@@ -42,10 +43,16 @@ class ProtocolOptions:
 
     @property
     def name(self) -> str:
-        """The options that are not the defaults and change results, for names of files: "-pool-cls-layer-3"."""
-        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "batch_size"}
-        changed = {name: value for name, value in values.items() if value != getattr(type(self), name)}
-        return "".join(f"-{k}-{'+'.join(map(str, v)) if isinstance(v, tuple) else v}" for k, v in changed.items())
+        """The options that change results and are not the defaults, for file names: "-pool-cls-layer-3"."""
+        name = ""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name == "batch_size" or value == field.default:
+                continue
+            if isinstance(value, tuple):
+                value = "+".join(map(str, value))
+            name += f"-{field.name}-{value}"
+        return name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,16 +60,16 @@ class Probing(ProtocolOptions):
     """Probes of features.
 
     Args:
-        protocol: paper: linear probes of one noise an image, the best layer and noise level chosen on held-out training
-            images, nearest neighbours, rank; ddae: new noise in every pass, the best on test; repa: linear probes and
-            alignment with a reference, the best on test; or one that a module of --trust registers.
-        times: comma-separated noise levels in (0, 1), of a denoiser; default:
+        protocol: paper: linear probes with one noise per image, the best layer and noise level chosen on held-out
+            training images, nearest neighbours, rank; ddae: new noise in every pass, the best on test; repa: linear
+            probes and alignment with a reference, the best on test; or one that a module of --trust registers.
+        times: comma-separated noise levels in (0, 1), for a denoiser; default:
             0.01,0.03,0.05,0.1,0.15,0.2,0.3,0.5. Encoders see clean images.
         layers: comma-separated numbers or names; default: all.
         pool: mean of patch tokens, or of all tokens, or the class token.
         seed: of the noise, and of the order and initial weights of ddae and repa.
-        draws: noise draws of a denoiser's images, of whose results mean and standard deviation are reported.
-        epochs: passes of ddae and repa over the training images; default: 15 of ddae, 90 of repa.
+        draws: noise draws of a denoiser's images; with several, the mean and standard deviation are reported.
+        epochs: passes of ddae and repa over the training images; default: 15 for ddae, 90 for repa.
     """
 
     times: tuple[float, ...] | None = None
@@ -78,20 +85,22 @@ class Probing(ProtocolOptions):
         if self.times is not None:
             check_times(self.times)
         if self.protocol == "paper" and self.epochs is not None:
-            raise UserError("--epochs are of the protocols ddae and repa: leave them out")
+            raise UserError("--epochs: --protocol paper has no epochs; leave it out, or choose --protocol ddae or repa")
         super().__post_init__()
 
     def levels(self, encoder: bool) -> tuple[float, ...]:
-        """Return the noise levels: those of a denoiser, or 0 alone, clean images, of an encoder.
+        """Return the noise levels: of a denoiser `times` or TIMES, of an encoder 0 alone, clean images.
 
         Raises:
-            UserError: times, several noise draws or fresh noise that were asked of an encoder.
+            UserError: times, several noise draws or fresh noise are requested for an encoder.
         """
         if not encoder:
             return self.times or TIMES
         if self.times is not None or self.draws > 1 or self.protocol == "ddae":
-            what = "times, noise draws and the protocol ddae, with new noise in every pass, are of denoisers"
-            raise UserError(f"{what}, this network is an encoder and sees clean images: leave them out")
+            raise UserError(
+                "this network is an encoder and sees clean images: leave out times, draws and the protocol ddae, which "
+                "need a denoiser's noise"
+            )
         return (0.0,)
 
 
@@ -103,7 +112,8 @@ class Alignment:
         reference: encoder of the same images: timm:NAME, timm:NAME=FILE, a checkpoint of an encoder, or raw pixels,
             pixels:32x32x3.
         reference_size: side of the images that a timm model sees; checkpoints have their own.
-        alignment_images: test images at most whose neighbours are compared, a fixed random choice; REPA has 10000.
+        alignment_images: largest number of test images whose neighbours are compared, a fixed random choice; REPA uses
+            10000.
     """
 
     reference: Path = Path("timm:vit_large_patch14_dinov2.lvd142m")
@@ -115,12 +125,13 @@ class Alignment:
 
     @property
     def name(self) -> str:
-        """The numbers that are not the defaults, for names of files: "-alignment_images-10000"."""
-        return "".join(
-            f"-{name}-{getattr(self, name)}"
-            for name in ("reference_size", "alignment_images")
-            if getattr(self, name) != getattr(type(self), name)
-        )
+        """The numbers that are not the defaults, for file names: "-alignment_images-10000"."""
+        name = ""
+        if self.reference_size != Alignment.reference_size:
+            name += f"-reference_size-{self.reference_size}"
+        if self.alignment_images != Alignment.alignment_images:
+            name += f"-alignment_images-{self.alignment_images}"
+        return name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,19 +142,19 @@ class Visualization(LoadingOptions):
         ckpt: a .ckpt or .safetensors, or timm's timm:NAME or timm:NAME=FILE.
         images: folder, zip, tar, .npz or data set, such as digits:test.
         layer: comma-separated numbers or names; default: the middle one of a denoiser, the last of an encoder.
-        time: noise level in (0, 1), of a denoiser; default: 0.1. Encoders see clean images.
-        num: images, of which the first 16 are drawn.
+        time: noise level in (0, 1), for a denoiser; default: 0.1. Encoders see clean images.
+        num: number of images, of which the first 16 are drawn.
         views: what to draw.
-        masks: folder of PNGs named as the images: values are classes, 255 none.
-        clusters: default: the number of classes in the masks, or 6.
-        neighbours: of a patch in spectral clustering.
-        fit: images that the colours of pca are of.
-        points: images in t-SNE.
+        masks: folder of PNGs named as the images: values are classes, 255 is ignored.
+        clusters: number of spectral clusters; default: the number of classes in the masks, or 6.
+        neighbours: number of neighbours of a patch in spectral clustering.
+        fit: number of images to which the colours of pca are fitted.
+        points: number of images in t-SNE.
         seed: of noise, k-means and t-SNE.
         batch_size: images at a time.
         vae: autoencoder that encodes for latents; default: the checkpoint's.
         precision: of the network; in titles unless float32.
-        out: t-SNE's has _tsne in its name.
+        out: figure of patches; t-SNE's has _tsne in its name.
     """
 
     ckpt: Path
@@ -173,12 +184,12 @@ class Classification(ProtocolOptions):
     """Protocols.
 
     Args:
-        protocol: what to compute: some of in100-linear, logistic, knn, few-shot-1, few-shot-5, few-shot-10, and those
-            that a module of --trust registers.
+        protocol: what to compute: some of in100-linear, logistic, knn, few-shot-1, few-shot-5, few-shot-10, and
+            protocols that a module of --trust registers.
         pool: mean of patch tokens, of all tokens, or the class token; default: the protocol's, all for in100-linear
-            and logistic, else mean.
+            and logistic, otherwise mean.
         layer: number or name; default: the last of an encoder, the middle of a denoiser.
-        time: noise level in (0, 1), of a denoiser; default: 0.1. Encoders see clean images.
+        time: noise level in (0, 1), for a denoiser; default: 0.1. Encoders see clean images.
         norm: apply the network's final layer norm before pooling.
         epochs: of in100-linear.
         temperature: T of the votes exp(similarity / T) of nearest neighbours.
@@ -206,7 +217,7 @@ class Reconstruction(LoadingOptions):
     Args:
         ckpt: a .ckpt or .safetensors of a masked autoencoder.
         images: folder, zip, tar, .npz or data set, such as digits:test.
-        num: images, a fixed random choice.
+        num: number of images, a fixed random choice.
         mask_ratio: share of the patches that are removed, in (0, 1).
         seed: of the masks.
         batch_size: images at a time.
@@ -222,17 +233,24 @@ class Reconstruction(LoadingOptions):
     out: Path = Path("reconstructions.png")
 
 
-def chosen_level(time: float | None, encoder: bool) -> float:
-    """Return the noise level, by default 0.1, or 0 for an encoder; raise a UserError for a time that cannot be one."""
+def choose_level(time: float | None, encoder: bool) -> float:
+    """Return the noise level of a single cell: `time`, by default 0.1, or 0 for an encoder.
+
+    Raises:
+        UserError: a time is given for an encoder, or it is not in (0, 1).
+    """
+    if time is None and encoder:
+        return 0.0
     if time is None:
-        return 0.0 if encoder else 0.1
+        return TIME
     if encoder:
-        raise UserError("--time is of denoisers, this network is an encoder and sees clean images: leave it out")
+        raise UserError("--time: this network is an encoder and sees clean images; leave it out")
     check_times((time,))
     return time
 
 
 def check_times(times: Sequence[float]) -> None:
-    """Raise a UserError unless all times lie in (0, 1), and there is one."""
-    if not times or not all(0.0 < t < 1.0 for t in times):
+    """Raise a UserError unless there are times and all of them lie in (0, 1)."""
+    inside = [0.0 < t < 1.0 for t in times]
+    if not inside or not all(inside):
         raise UserError(f"probe times must lie in (0, 1), got {list(times)}")

@@ -1,8 +1,8 @@
 """Probes of a network's features at every layer and noise level, by the protocols of `protocols`.
 
 The network is frozen. An image has one fixed noise for each level and draw, and for each pass of a protocol with fresh
-noise; an encoder sees clean images, the single level t = 0. One forward pass over the images gives all layers of a
-level (if they fit, see FEATURES); the classifiers of all layers are trained at once.
+noise. An encoder sees clean images, the single level t = 0. One forward pass over the images gives all layers of a
+level, if they fit into FEATURES bytes. The classifiers of all layers are trained at once.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from uvit_decay.runtime.random import subset
 if TYPE_CHECKING:  # data are Lightning's
     from uvit_decay.data import ImageData
 
-FEATURES = 2**31  # bytes of features held at once; below 4 GiB with the working memory of the probes
+FEATURES = 2**31  # bytes of features in memory at once; below 4 GiB with the working memory of the probes
 SMALL = 2**28  # bytes of features of levels that are computed at the same time on a CPU
 
 
-def probed_images(probing: Probing | Classification, data: ImageData) -> tuple[list[int], list[int]]:
+def choose_images(probing: Probing | Classification, data: ImageData) -> tuple[list[int], list[int]]:
     """Return the indices of the training images and of the test images to probe: fixed random choices."""
     train = subset(data.train, probing.max_train, "probe train")
     test = subset(data.test, probing.max_test, "probe test")
@@ -55,34 +55,45 @@ def default_layer(net: HasIntermediates, path: NoisePath | None) -> int:
 def check_network(net: object, path: NoisePath | None) -> None:
     """Raise a UserError if the network has no readable features, or is a denoiser without a null label."""
     if not isinstance(net, HasIntermediates):
-        raise UserError(f"{type(net).__name__} has no layers to probe: remove LinearProbes from the callbacks")
+        raise UserError(
+            f"{type(net).__name__} cannot be probed: it has no forward_intermediates; add it (docs/extending.md), or "
+            "remove LinearProbes from the callbacks"
+        )
     if path is not None and net.num_classes and not net.null_label:
-        advice = "set null_label to true, or remove LinearProbes from the callbacks"
-        raise UserError(f"probes give the null label, and this network was trained without one: {advice}")
+        advice = "train with null_label true, or remove LinearProbes from the callbacks"
+        raise UserError(f"this network cannot be probed: it was trained without the null label; {advice}")
 
 
 def check_labelled(data: ImageData) -> None:
-    """Raise a UserError unless there are test images, of two classes or more."""
+    """Raise a UserError unless there are test images and two classes or more."""
     if data.test is None or len(data.class_names) < 2:
         text = (
-            "probes need test images of two classes or more: give some (evaluate.py: --test; train.py: "
+            "probes need test images and two classes or more: give test images (evaluate.py: --test; train.py: "
             "--data.test_path or --data.holdout 0.1), or remove LinearProbes in train.py"
         )
         raise UserError(localised(text))
 
 
 def check_probed(net: object, path: NoisePath | None, data: ImageData, probing: Probing) -> None:
-    """Raise a UserError if the network cannot be probed on this data; an encoder has no path."""
+    """Raise a UserError if the network cannot be probed on this data.
+
+    Args:
+        net: the network.
+        path: noise path of a denoiser's input; None for an encoder.
+        data: training and test images.
+        probing: the options of the probes.
+    """
     check_network(net, path)
     check_labelled(data)
     probing.levels(path is None)
     layer_indices(net.layers, probing.layers)
     check_pool(net, probing.pool)
     protocol = find_protocol(probing.protocol)
-    train, _ = probed_images(probing, data)
+    train, _ = choose_images(probing, data)
     protocol.check(data.train.labels[train], data.class_names, probing)
-    if protocol.aligned and min(len(data.test), probing.max_test) < NEIGHBOURS + 2:
-        raise UserError(f"an alignment by {NEIGHBOURS} nearest neighbours needs at least {NEIGHBOURS + 2} test images")
+    fewest = NEIGHBOURS + 2
+    if protocol.aligned and min(len(data.test), probing.max_test) < fewest:
+        raise UserError(f"an alignment by {NEIGHBOURS} nearest neighbours needs at least {fewest} test images")
 
 
 @dataclass(frozen=True)
@@ -109,7 +120,7 @@ class Prober:
 
     @property
     def times(self) -> tuple[float, ...]:
-        """The noise levels; an encoder has one, 0."""
+        """The noise levels; for an encoder 0 alone."""
         return self.probing.levels(self.path is None)
 
     @property
@@ -118,7 +129,7 @@ class Prober:
         return find_protocol(self.probing.protocol)
 
     def grid(self, processes: Processes, show: bool = False) -> Grid | None:
-        """Compute all cells, with levels and draws shared among the processes; return None on all but the first."""
+        """Compute all cells; the processes share the levels and draws, and only the first one returns the grid."""
         draws = self.probing.draws
         jobs = range(len(self.times) * draws)  # all draws of the first level, then all draws of the next
         if processes.size > 1:
@@ -132,7 +143,8 @@ class Prober:
                 bar.update()
         if not processes.is_main:
             return None
-        return self._build_grid(torch.stack(rows).unflatten(0, (len(self.times), draws)))
+        scores = torch.stack(rows).unflatten(0, (len(self.times), draws))
+        return self._build_grid(scores)
 
     def _check_same_images(self, processes: Processes) -> None:
         """Raise a UserError on all processes if they have different images or options."""
@@ -142,24 +154,24 @@ class Prober:
             checksums.append(zlib.crc32(compared.cpu().contiguous().numpy()))
         processes.check_same(f"images of {self.data.name}, or options", [self.protocol(), checksums])
 
-    def _build_grid(self, found: Float64[Tensor, "levels draws scores layers"]) -> Grid:
+    def _build_grid(self, scores: Float64[Tensor, "levels draws scores layers"]) -> Grid:
         """Return the means of the scores over the draws, and their standard deviations if there are several draws."""
-        draws = found.shape[1]
+        draws = scores.shape[1]
         suffix = OF_CLASS_TOKENS if has_class_token(self.net) else ""
         names = []
         for name in self.by.scores:
             names.append(name + suffix if name in RANKS else name)
-        mean = dict(zip(names, found.mean(dim=1).unbind(1), strict=True))
+        mean = dict(zip(names, scores.mean(dim=1).unbind(1), strict=True))
         spread = {}
         if draws > 1:
-            spread = dict(zip(names, found.std(dim=1).unbind(1), strict=True))
+            spread = dict(zip(names, scores.std(dim=1).unbind(1), strict=True))
         layers = {i: self.net.layers[i] for i in self._chosen_layers()}
         return Grid(layers, self.times, mean, self.protocol(), spread, self.by.chosen_by)
 
     def _rows(self, jobs: range, processes: Processes) -> Iterator[Tensor]:
         """Yield the scores of the jobs, in order, on the first process.
 
-        On a CPU, cores that torch's threads leave idle compute further jobs whose features are small.
+        On a CPU, several jobs with small features are computed at once, on the cores that torch's threads leave idle.
         """
         threads = 1
         if self.device.type == "cpu" and processes.size == 1:
@@ -174,26 +186,26 @@ class Prober:
 
     def protocol(self) -> dict[str, Any]:
         """Return everything that the numbers depend on, except the weights, as plain values."""
-        train, test = probed_images(self.probing, self.data)
+        train, test = choose_images(self.probing, self.data)
         options = asdict(self.probing)
         del options["epochs"]  # the protocol describes its training itself
-        found: dict[str, Any] = {"data": self.data.name, "train": len(train), "test": len(test)}
-        found |= options
-        found["times"] = list(self.times)
+        about: dict[str, Any] = {"data": self.data.name, "train": len(train), "test": len(test)}
+        about |= options
+        about["times"] = list(self.times)
         if self.path is None:
-            found["input"] = "clean images"
+            about["input"] = "clean images"
         else:
-            found["label"] = "null"
-            found["noise"] = self._noise()
+            about["label"] = "null"
+            about["noise"] = self._describe_noise()
         if self.precision != "float32":
-            found["precision"] = self.precision
-        found |= self.by.about(self.probing)
+            about["precision"] = self.precision
+        about |= self.by.about(self.probing)
         if self.reference is not None:
-            found["reference"] = dict(self.reference.about)
-        return found
+            about["reference"] = dict(self.reference.about)
+        return about
 
-    def _noise(self) -> str:
-        """Return how noise is drawn, in words."""
+    def _describe_noise(self) -> str:
+        """Return a description of the noise for reports."""
         noise = "new noise in every pass" if self.by.fresh else "one noise an image"
         if self.probing.draws > 1:
             noise += f", in {self.probing.draws} draws, averaged"
@@ -220,7 +232,7 @@ class Prober:
             layers: indices of the layers; None means all chosen layers.
         """
         layers = layers or self._chosen_layers()
-        train, test = probed_images(self.probing, self.data)
+        train, test = choose_images(self.probing, self.data)
         pool = self.probing.pool
         rank_pool = "cls" if has_class_token(self.net) else pool
         test_features, rank_features = self._features("test", level, layers, [pool, rank_pool], draw)
@@ -244,7 +256,7 @@ class Prober:
 
     def _bytes(self, layers: int) -> int:
         """Return the bytes of the features of this number of layers."""
-        train, test = probed_images(self.probing, self.data)
+        train, test = choose_images(self.probing, self.data)
         return 4 * layers * (len(train) + len(test)) * self.net.dim
 
     def _features(
@@ -260,9 +272,10 @@ class Prober:
 
         Draw 0 and pass 0 are left out of the key, so that their noise is unchanged from older versions.
         """
-        train, test = probed_images(self.probing, self.data)
-        images = self.data.train if split == "train" else self.data.test
-        chosen = train if split == "train" else test
+        train, test = choose_images(self.probing, self.data)
+        images, chosen = self.data.train, train
+        if split == "test":
+            images, chosen = self.data.test, test
         key: list[str | int] = [self.probing.seed, split, level]
         if draw:
             key += ["draw", draw]
@@ -271,4 +284,6 @@ class Prober:
         reader = TokenReader(
             self.net, self.path, self.data.network_input, self.device, self.precision, self.probing.batch_size
         )
-        return reader.pooled(images, chosen, layers, self.times[level], *key, pools=pools, processes=Processes())
+        return reader.read_pooled(
+            images, chosen, layers, self.times[level], key=key, pools=pools, processes=Processes()
+        )

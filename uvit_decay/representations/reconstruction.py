@@ -1,4 +1,4 @@
-"""Reconstructions of masked images, the paper's Figure 6: the image, what the encoder sees, what the decoder adds."""
+"""Reconstructions of masked images, the paper's Figure 6: the image, the masked image, the reconstruction."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ CELL = 96  # pixels: the width of the longest heading
 
 @dataclass(frozen=True)
 class Reconstructor:
-    """An MAE that reconstructs images behind masks that are functions of the seed and of an image's number.
+    """An MAE that reconstructs masked images. A mask is a function of the seed and the image's number.
 
-    The decoder's output is shown at removed patches, the image itself at visible ones. Of an MAE that predicts
-    normalised patches, each gets the mean and the variance of the image's own patch: contrast and colour of a patch
-    are then not predictions.
+    A reconstruction shows the decoder's output at removed patches and the image itself at visible ones. If the MAE
+    predicts normalised patches, each predicted patch gets the mean and the variance of the image's own patch: its
+    contrast and colour are then not predictions.
 
     Args:
         net: the masked autoencoder, in eval mode.
         mask_ratio: share of removed patches, in (0, 1).
         seed: seed of the masks.
-        precision: of the network.
-        decode: conversion of images in the scale of networks to uint8.
+        precision: precision of the network.
+        decode: function that converts images in the scale of the network to uint8.
 
     Raises:
-        UserError: a network without a decoder, or masks that leave no patch, or remove none.
+        UserError: the network has no decoder, or the masks remove all patches or no patch.
     """
 
     net: nn.Module
@@ -50,24 +50,42 @@ class Reconstructor:
 
     def __post_init__(self) -> None:
         if not isinstance(self.net, MAE):
-            what = f"{type(self.net).__name__} has no decoder: only a masked autoencoder reconstructs images"
-            raise UserError(f"{what} (official files named *_full and mae_visualize_* have one)")
+            network = type(self.net).__name__
+            hint = "give a masked autoencoder (official files with a decoder are named *_full and mae_visualize_*)"
+            raise UserError(f"cannot reconstruct images, {network} has no decoder: {hint}")
         visible_patches(self.net.patch_embed.tokens, self.mask_ratio)
 
     @torch.no_grad()
     def __call__(self, x: Float[Tensor, "b c h w"], numbers: Sequence[int]) -> UInt8[Tensor, "b 3 c2 h w"]:
-        """Return the image, the masked image (grey where patches are removed) and the reconstruction of each x."""
+        """Return the image, the masked image and the reconstruction of each x.
+
+        Args:
+            x: images in the scale of the network.
+            numbers: numbers of the images, which determine their masks.
+        """
         rows = indices_on(x.device, numbers)
         noise = uniform("reconstruction", self.seed, rows=rows, shape=(self.net.patch_embed.tokens,))
         with computing(x.device, self.precision):
             prediction, mask = self.net(x, noise, self.mask_ratio)
-        removed = unpatchify(mask[..., None].expand(-1, -1, self.net.patch_size**2), channels=1).bool()
+        pixels = mask[..., None].expand(-1, -1, self.net.patch_size**2)
+        removed = unpatchify(pixels, channels=1).bool()
+        masked = torch.where(removed, 0.0, x)  # grey
         restored = torch.where(removed, self.net.reconstruct(x, prediction.float()), x)
-        return torch.stack([self.decode(images) for images in (x, torch.where(removed, 0.0, x), restored)], dim=1)
+        return torch.stack([self.decode(x), self.decode(masked), self.decode(restored)], dim=1)
 
     def picture(self, read: Callable[[list[int]], Tensor], numbers: Sequence[int], batch_size: int) -> Image:
-        """Return the labelled grid of the images `numbers`; `read` gives them (b, c, h, w) in the scale of networks."""
-        parts = [list(numbers[start : start + batch_size]) for start in range(0, len(numbers), batch_size)]
-        triples = torch.cat([self(read(part), part).cpu() for part in parts])
-        abreast = max(1, round(math.sqrt(len(triples) / len(HEADINGS))))  # so that the picture is about square
-        return labelled_grid(triples.flatten(0, 1), abreast * len(HEADINGS), HEADINGS * abreast, CELL)
+        """Return the labelled grid of images.
+
+        Args:
+            read: function of numbers of images that returns them, (b, c, h, w) in the scale of the network.
+            numbers: numbers of the images.
+            batch_size: images at a time.
+        """
+        parts = []
+        for start in range(0, len(numbers), batch_size):
+            part = list(numbers[start : start + batch_size])
+            parts.append(self(read(part), part).cpu())
+        triples = torch.cat(parts)
+        width = len(HEADINGS)
+        abreast = max(1, round(math.sqrt(len(triples) / width)))  # makes the picture about square
+        return labelled_grid(triples.flatten(0, 1), abreast * width, HEADINGS * abreast, CELL)

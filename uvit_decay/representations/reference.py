@@ -29,9 +29,12 @@ if TYPE_CHECKING:  # data are Lightning's
 
 @dataclass(frozen=True)
 class Reference:
-    """Features, float32 on the CPU, of the test images with the numbers `rows` among those that are probed.
+    """Features of a reference network.
 
-    `about` says whose they are, and is part of reports.
+    Args:
+        features: float32 on the CPU.
+        rows: numbers of the images among the probed test images.
+        about: description of the network and its features for reports, as plain values.
     """
 
     features: Float[Tensor, "m d"]
@@ -41,17 +44,17 @@ class Reference:
 
 @dataclass(frozen=True)
 class ReferenceNetwork:
-    """A reference: its features are the mean of the last layer's patch tokens, after its final norm if it has one.
+    """A reference network. Its features are the mean of the last layer's patch tokens, after the final norm if any.
 
     Args:
-        judged: the network, an encoder.
-        device: where it computes.
-        precision: of the network.
+        judged: the network, an encoder of pixels.
+        device: device that computes.
+        precision: precision of the network.
         batch_size: images at a time on each device.
-        autoencoder: what decodes the images of a network of latents; None for pixels.
+        autoencoder: autoencoder that decodes the images of a probed network of latents; None for pixels.
 
     Raises:
-        UserError: a denoiser.
+        UserError: the network is a denoiser or takes latents.
     """
 
     judged: ProbedNetwork
@@ -62,29 +65,54 @@ class ReferenceNetwork:
 
     def __post_init__(self) -> None:
         if not self.judged.is_encoder or self.judged.latents is not None:
-            raise UserError(f"--reference {self.judged.title}: only encoders of clean pictures are references")
+            raise UserError(f"--reference {self.judged.title}: not an encoder of clean pictures; choose one")
 
     def features(self, data: ImageData, chosen: list[int], limit: int, processes: Processes) -> Reference:
-        """Extract features of at most `limit` of the `chosen` test images, a fixed random choice, on all processes."""
-        rows, net = subset(chosen, limit, "alignment"), self.judged.net.to(self.device)
+        """Extract features of test images on all processes.
 
-        reader = TokenReader(
-            net, None, lambda x: self._enter(data.network_input(x)), self.device, self.precision, self.batch_size
+        Args:
+            data: data of the probed network.
+            chosen: indices of the probed test images.
+            limit: largest number of images; a fixed random choice if there are more.
+            processes: processes that share the work.
+        """
+        rows = subset(chosen, limit, "alignment")
+        images = [chosen[row] for row in rows]
+        net = self.judged.net.to(self.device)
+        last = len(net.layers) - 1
+
+        def to_input(stored: Tensor) -> Tensor:
+            return self._convert_input(data.network_input(stored))
+
+        reader = TokenReader(net, None, to_input, self.device, self.precision, self.batch_size)
+        pooled = reader.read_pooled(
+            data.test,
+            images,
+            layers=[last],
+            level=0.0,
+            key=(),
+            pools=["mean"],
+            processes=processes,
+            norm=final_norm(net),
         )
-        where = data.test, [chosen[row] for row in rows], [len(net.layers) - 1], 0.0
-        found = reader.pooled(*where, pools=["mean"], norm=final_norm(net), processes=processes)[0, 0]
-        decoded = "" if self.autoencoder is None else ", decoded from latents"
-        about = {
+        features = processes.broadcast(pooled[0, 0] if processes.is_main else None)
+        return Reference(features, rows, self._describe(len(rows)))
+
+    def _describe(self, images: int) -> dict[str, Any]:
+        """Return the description of the features of this number of images, for reports."""
+        pictures = f"clean, {self.judged.net.image_size} pixels, bicubic with antialias where resized"
+        if self.autoencoder is not None:
+            pictures += ", decoded from latents"
+        return {
             **self.judged.about,
             "features": "mean of the last layer's patch tokens, after the final norm if there is one",
-            "pictures": f"clean, {net.image_size} pixels, bicubic with antialias where resized{decoded}",
-            "images": len(rows),
+            "pictures": pictures,
+            "images": images,
             "neighbours": NEIGHBOURS,
         }
-        return Reference(processes.broadcast(found if processes.is_main else None), rows, about)
 
-    def _enter(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c2 h2 w2"]:
-        """Return pictures in [-1, 1] of the channels and the size that the reference takes, of inputs of a network."""
+    def _convert_input(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c2 h2 w2"]:
+        """Convert the input of the probed network to pictures in [-1, 1] that the reference takes."""
         pictures = x if self.autoencoder is None else to_float(self.autoencoder.decode(x))
         return fit_pictures(pictures, self.judged.net, f"--reference {self.judged.title}")
 
@@ -97,10 +125,18 @@ def open_reference(
     device: torch.device,
     precision: Precision,
 ) -> ReferenceNetwork:
-    """Open the reference of a network that is judged by a protocol that aligns.
+    """Open the reference of a probed network.
+
+    Args:
+        judged: the probed network; its latents are decoded for the reference.
+        probing: options of the probes.
+        alignment: options of the reference.
+        trust: modules or classes that the reference's checkpoint may name.
+        device: device that computes.
+        precision: precision of the reference.
 
     Raises:
-        UserError: a reference that cannot be one.
+        UserError: the reference cannot be opened, or it is not an encoder of clean pictures.
     """
     network = open_network(alignment.reference, LoadingOptions(trust=trust), alignment.reference_size)
     autoencoder = decoder(judged.latents, None, device)
@@ -110,7 +146,7 @@ def open_reference(
 # Mutual nearest-neighbour kernel alignment of two networks' features of the same images:
 #
 #     CKNNA(K, L) = Align(K, L) / sqrt(Align(K, K) Align(L, L)),    Align(K, L) = HSIC(a K, a L),
-#     a_ij = 1 if j is among the k nearest neighbours of i in both features, else 0; i is no neighbour of itself,
+#     a_ij = 1 if j is among the k nearest neighbours of i in both features, else 0; i is not its own neighbour,
 #
 # for the kernels K = A A' and L = B B' of features of unit length (Huh, Cheung, Wang, Isola 2024, "The Platonic
 # Representation Hypothesis", App. A; REPA, Yu et al. 2025, reports it with k = 10 for 10,000 images). HSIC is the
@@ -119,9 +155,9 @@ def open_reference(
 #     HSIC(K, L) = [tr(K L) + (1'K 1)(1'L 1) / ((n - 1)(n - 2)) - 2 (1'K L 1) / (n - 2)] / (n (n - 3)).
 #
 # Written from the publications and from memory of the authors' code (`cknna`, unbiased, which adds 1e-6 to the
-# denominator): neither their code nor their numbers were at hand to compare with. Nothing of size n x n is held.
+# denominator). It was not compared with their code or numbers. No matrix of size n x n is allocated.
 NEIGHBOURS = 10  # k of REPA and of the paper that defines CKNNA
-SIMILARITIES = 2**24  # entries of K that are held at once: 64 MiB
+SIMILARITIES = 2**24  # entries of K in memory at once: 64 MiB
 ADDED = 1e-6  # to the denominator
 
 
@@ -134,32 +170,45 @@ class Neighbourhood:
 
     @classmethod
     def of(cls, features: Float[Tensor, "n d"], k: int = NEIGHBOURS) -> Neighbourhood:
-        """Find the neighbours of features, of more than k + 1 images, on their device."""
-        x, found = normalize(features.float(), dim=1), []
+        """Return the neighbours of features of more than k + 1 images, on their device."""
+        x = normalize(features.float(), dim=1)
+        indices = []
+        values = []
+        chunk = max(1, SIMILARITIES // len(x))
         with without_autocast(x):
-            for rows in torch.arange(len(x), device=x.device).split(max(1, SIMILARITIES // len(x))):
-                similar = (x[rows] @ x.T).scatter_(1, rows[:, None], -torch.inf)
-                found.append(similar.topk(k, dim=1))
-        return cls(torch.cat([part.indices for part in found]), torch.cat([part.values for part in found]).double())
+            for rows in torch.arange(len(x), device=x.device).split(chunk):
+                similar = x[rows] @ x.T
+                similar.scatter_(1, rows[:, None], -torch.inf)
+                nearest = similar.topk(k, dim=1)
+                indices.append(nearest.indices)
+                values.append(nearest.values)
+        return cls(torch.cat(indices), torch.cat(values).double())
 
     def alignment(self, other: Neighbourhood) -> Float64[Tensor, ""]:
-        """Return Align(K, L) of this one, K, and of the other, L."""
-        # The entries of a K and of a L at the places `index` of this one, (n, k), 0 where a is 0.
-        n, same = len(self.index), self.index[:, :, None] == other.index[:, None]
-        ours, theirs = self.similar * same.any(dim=2), (same * other.similar[:, None]).sum(dim=2)
+        """Return Align(K, L) of this neighbourhood, K, and the other one, L."""
+        # The entries of a K and of a L at the places `self.index`, (n, k), 0 where a is 0.
+        n = len(self.index)
+        same = self.index[:, :, None] == other.index[:, None]
+        ours = self.similar * same.any(dim=2)
+        theirs = (same * other.similar[:, None]).sum(dim=2)
         # tr(K L): an entry K_ij meets L_ji where i is among the neighbours of j.
-        back = self.index[self.index] == torch.arange(n, device=self.index.device)[:, None, None]
-        trace = (ours * (back * theirs[self.index]).sum(dim=2)).sum()
-        columns = torch.zeros_like(ours[:, 0]).scatter_add_(0, self.index.flatten(), ours.flatten())
+        images = torch.arange(n, device=self.index.device)
+        back = self.index[self.index] == images[:, None, None]
+        met = (back * theirs[self.index]).sum(dim=2)
+        trace = (ours * met).sum()
+        columns = torch.zeros_like(ours[:, 0])
+        columns.scatter_add_(0, self.index.flatten(), ours.flatten())
         middle = (columns * theirs.sum(dim=1)).sum()  # 1'K L 1
         sums = ours.sum() * theirs.sum()
-        return (trace + sums / ((n - 1) * (n - 2)) - 2 * middle / (n - 2)) / (n * (n - 3))
+        estimate = trace + sums / ((n - 1) * (n - 2)) - 2 * middle / (n - 2)
+        return estimate / (n * (n - 3))
 
 
 def cknna(a: Neighbourhood, b: Neighbourhood) -> Float64[Tensor, ""]:
-    """Return CKNNA of two features of the same images: about 1 for equal ones, about 0 for independent ones.
+    """Return CKNNA of two features of the same images: about 1 for equal features, about 0 for independent ones.
 
-    It is 0 where Align(K, K) Align(L, L) is not positive, as it may be if no neighbours are mutual.
+    CKNNA is 0 if Align(K, K) Align(L, L) is not positive, which can happen if no neighbours are mutual.
     """
     scale = a.alignment(a) * b.alignment(b)
-    return torch.where(scale > 0, a.alignment(b) / (scale.clamp(min=0).sqrt() + ADDED), 0.0)
+    denominator = scale.clamp(min=0).sqrt() + ADDED
+    return torch.where(scale > 0, a.alignment(b) / denominator, 0.0)

@@ -27,7 +27,7 @@ from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.random import generator
 
-if TYPE_CHECKING:  # other rooms are known by their interfaces alone
+if TYPE_CHECKING:
     from uvit_decay.data.masks import Masks
     from uvit_decay.evaluation.image_sources import ImageSource
 
@@ -35,7 +35,7 @@ ROWS = 16  # most images drawn; all are clustered
 CLASSES = 10  # most classes in t-SNE; a fixed random choice if there are more
 FEWEST = 5  # images that t-SNE needs
 CLUSTERS = 6  # number of clusters without masks
-UNMATCHED = 255  # grey level of clusters matched to no class, and of ignored pixels
+UNMATCHED = 255  # grey level of clusters without a class, and of ignored pixels
 
 
 @dataclass(frozen=True)
@@ -59,17 +59,28 @@ class PatchFeatures:
     @property
     def level(self) -> str:
         """The noise level, and the precision unless it is float32, in words for titles."""
-        precision = "" if self.reader.precision == "float32" else f", {self.reader.precision}"
-        return ("clean images" if self.reader.path is None else f"t = {self.time:g}") + precision
+        text = "clean images" if self.reader.path is None else f"t = {self.time:g}"
+        if self.reader.precision != "float32":
+            text += f", {self.reader.precision}"
+        return text
 
     def states(self, indices: Sequence[int], layers: Sequence[int]) -> Iterator[Float[Tensor, "layers b p d"]]:
-        """Yield float32 patch states of these layers (ascending) on the CPU, batchwise; later ones never run."""
-        first, where = self.reader.net.num_prefix_tokens, (self.images.read, indices, layers, self.time)
-        patches = lambda state: state[:, first:].float()  # noqa: E731
-        return self.reader.states(*where, self.seed, "pictures", reduce=patches, processes=Processes())
+        """Yield float32 patch states of the layers, on the CPU, for each batch of images in order.
+
+        Args:
+            indices: indices of the images.
+            layers: numbers of layers, ascending; later ones never run.
+        """
+        first = self.reader.net.num_prefix_tokens
+
+        def select_patches(state: Tensor) -> Tensor:
+            return state[:, first:].float()
+
+        key = (self.seed, "pictures")
+        return self.reader.states(self.images.read, indices, layers, self.time, key, select_patches, Processes())
 
 
-def _order(count: int) -> list[int]:
+def _shuffle(count: int) -> list[int]:
     """Return image indices in a fixed random order: folders are sorted by class, so the first are of few classes."""
     return torch.randperm(count, generator=generator("subset", "features")).tolist()
 
@@ -78,68 +89,118 @@ def _order(count: int) -> list[int]:
 
 
 def draw_patches(
-    options: Visualization, features: PatchFeatures, layers: Mapping[int, Layer], masks: Masks | None
+    options: Visualization,
+    features: PatchFeatures,
+    layers: Mapping[int, Layer],
+    masks: Masks | None,
 ) -> None:
-    """Draw principal components and clusters of patches, one row for each image; print a summary."""
-    images, order = features.images, _order(len(features.images))
-    candidates = range(len(order)) if masks is None else set(masks.members)
-    shown = [i for i in order if i in candidates][: options.num]
+    """Draw principal components and clusters of patches, one row for each image; print a summary.
+
+    Args:
+        options: options of the figure.
+        features: patch features of the images.
+        layers: the layers to draw, by number, ascending.
+        masks: masks of some images, of which only these are drawn; None draws any.
+
+    Raises:
+        UserError: the patches are not a square grid, or the features have no principal components or clusters.
+    """
+    images = features.images
+    order = _shuffle(len(images))
+    candidates = order
+    if masks is not None:
+        members = set(masks.members)
+        candidates = [i for i in order if i in members]
+    shown = candidates[: options.num]
+    drawn = shown[:ROWS]
     truth = masks.read(shown, images.shape[1]) if masks else None
     states = torch.cat(list(features.states(shown, list(layers))), dim=1)
-    if math.isqrt(states.shape[2]) ** 2 != states.shape[2] or states.shape[2] < 4:
-        raise UserError(f"{features.title} has {states.shape[2]} patch tokens, no grid: draw tsne alone, --views tsne")
+    tokens = states.shape[2]
+    if math.isqrt(tokens) ** 2 != tokens or tokens < 4:
+        raise UserError(f"{features.title} has {tokens} patch tokens, not a square grid: use --views tsne")
     names = [f"{i} {layer.name}" for i, layer in layers.items()]
-    colours = _colours(features, list(layers), names, order[: options.fit]) if "pca" in options.views else []
-    columns = {"image": images.read(shown[:ROWS]).cpu().expand(-1, 3, -1, -1).permute(0, 2, 3, 1)}
+    maps = []
+    if "pca" in options.views:
+        maps = _fit_colours(features, list(layers), names, order[: options.fit])
+    pictures = images.read(drawn).cpu().expand(-1, 3, -1, -1)
+    columns = {"image": pictures.permute(0, 2, 3, 1)}
     for k, name in enumerate(names):
-        if colours:
-            columns[f"PCA\n{name}"] = on_grid(_bytes(colours[k](states[k, :ROWS])))
+        if maps:
+            columns[f"PCA\n{name}"] = on_grid(_to_bytes(maps[k](states[k, :ROWS])))
         if "spectral" in options.views:
-            columns |= _clusters(options, states[k], name, truth)
+            columns |= _draw_clusters(options, states[k], name, truth)
     if truth is not None:
-        columns["mask"] = _painted(truth[:ROWS], truth)
-    words = in_words(images.class_names)
-    rows = [words[int(images.labels[i])] if images.labels is not None else str(i) for i in shown]
+        columns["mask"] = _paint(truth[:ROWS], truth)
     about = f"{features.title}, {images.name}, {features.level}"
-    image_table(options.out, columns, rows[:ROWS], about)
-    print(f"wrote {options.out}: {len(rows[:ROWS])} images of {images.name}")
+    image_table(options.out, columns, _name_rows(images, drawn), about)
+    print(f"wrote {options.out}: {len(drawn)} images of {images.name}")
 
 
-def _colours(features: PatchFeatures, layers: list[int], names: list[str], images: list[int]) -> list[Colours]:
-    """Fit a PCA colour map per layer to the patches of images, of which one pass is made."""
+def _name_rows(images: ImageSource, indices: list[int]) -> list[str]:
+    """Return the class names of images in words, or their indices if they have no classes."""
+    if images.labels is None:
+        return [str(i) for i in indices]
+    words = in_words(images.class_names)
+    return [words[int(images.labels[i])] for i in indices]
+
+
+def _fit_colours(features: PatchFeatures, layers: list[int], names: list[str], images: list[int]) -> list[Colours]:
+    """Fit a PCA colour map per layer to the patches of images, in one pass; print the share of the variance."""
     states = torch.cat(list(features.states(images, layers)), dim=1)
+    patches = states.shape[1] * states.shape[2]
     maps = [Colours.of(layer) for layer in states]
     for name, colours in zip(names, maps, strict=True):
-        share, patches = 100 * float(colours.explained.sum()), f"{states[0, ..., 0].numel():,} patches"
-        print(f"{name}: three components hold {share:.1f} % of the variance of {patches} of {len(images)} images")
+        share = 100 * float(colours.explained.sum())
+        of_patches = f"{patches:,} patches of {len(images)} images"
+        print(f"{name}: three components hold {share:.1f} % of the variance of {of_patches}")
     return maps
 
 
-def _clusters(options: Visualization, states: Tensor, name: str, truth: Tensor | None) -> dict[str, Tensor]:
-    """Return columns of eigenvectors and clusters; with masks, print the mIoU and give clusters the masks' colours."""
-    count = options.clusters or (CLUSTERS if truth is None else max(2, len(truth[truth != IGNORED].unique())))
+def _draw_clusters(options: Visualization, states: Tensor, name: str, truth: Tensor | None) -> dict[str, Tensor]:
+    """Return columns of eigenvectors and clusters.
+
+    With masks, print the mIoU and give the clusters the colours of the masks.
+    """
+    count = options.clusters or _count_clusters(truth)
     spectrum = spectral_clusters(states, count, options.neighbours, options.seed)
-    columns = {f"eigenvectors 2 to 4\n{name}": on_grid(_bytes(spectrum.rgb()[:ROWS]))}
+    columns = {f"eigenvectors 2 to 4\n{name}": on_grid(_to_bytes(spectrum.rgb()[:ROWS]))}
     if truth is None:
-        return {**columns, f"{count} clusters\n{name}": on_grid(_painted(spectrum.labels[:ROWS], torch.arange(count)))}
-    predicted = on_grid(spectrum.labels, truth.shape[-1])
+        painted = _paint(spectrum.labels[:ROWS], torch.arange(count))
+    else:
+        matched = _match_classes(spectrum.labels, truth, count, name)
+        painted = _paint(matched[spectrum.labels[:ROWS]], truth)
+    columns[f"{count} clusters\n{name}"] = on_grid(painted)
+    return columns
+
+
+def _count_clusters(truth: Tensor | None) -> int:
+    """Return the default number of clusters: the number of classes in the masks if there are masks."""
+    if truth is None:
+        return CLUSTERS
+    classes = truth[truth != IGNORED].unique()
+    return max(2, len(classes))
+
+
+def _match_classes(labels: Tensor, truth: Tensor, count: int, name: str) -> Tensor:
+    """Return the class of each cluster by hungarian matching, IGNORED for none; print the mIoU of both matchings."""
+    predicted = on_grid(labels, truth.shape[-1])
     for matching in ("greedy", "hungarian"):
         score = segmentation_miou(predicted, truth, matching)
         sizes = f"{count} clusters, {len(score.classes)} classes, {len(truth)} images"
         print(f"{name}: mIoU {100 * score.miou:.2f} %, {matching} matching, {sizes}, light spectral clustering")
-    named = torch.where(score.matched < 0, IGNORED, score.matched)[spectrum.labels[:ROWS]]
-    return {**columns, f"{count} clusters\n{name}": on_grid(_painted(named, truth))}
+    return torch.where(score.matched < 0, IGNORED, score.matched)
 
 
-def _painted(labels: Tensor, every: Tensor) -> Tensor:
+def _paint(labels: Tensor, every: Tensor) -> Tensor:
     """Return uint8 RGB with a colour for each value in `every`, except 255, which is ignored."""
     values = every[every != IGNORED].unique()
-    colours = torch.full((int(max(values.max(), IGNORED)) + 1, 3), UNMATCHED, dtype=torch.uint8)
+    largest = int(max(values.max(), IGNORED))
+    colours = torch.full((largest + 1, 3), UNMATCHED, dtype=torch.uint8)
     colours[values] = distinct(len(values))
     return colours[labels]
 
 
-def _bytes(rgb: Tensor) -> Tensor:
+def _to_bytes(rgb: Tensor) -> Tensor:
     """Convert [0, 1] to uint8."""
     return (255 * rgb).round().byte()
 
@@ -148,37 +209,57 @@ def _bytes(rgb: Tensor) -> Tensor:
 
 
 def choose_points(options: Visualization, images: ImageSource) -> tuple[list[int], list[int]]:
-    """Choose at most CLASSES classes, and images of them; a UserError says if there are too few of either."""
+    """Choose the classes and images of a t-SNE, a fixed random choice.
+
+    Returns:
+        At most CLASSES classes, ascending, and the indices of at most `options.points` images of these classes.
+
+    Raises:
+        UserError: there are fewer than two classes, or fewer than FEWEST images.
+    """
     if images.labels is None or len(images.class_names) < 2:
-        raise UserError(f"t-SNE colours classes, which {options.images} has not: leave tsne out of --views")
-    classes = sorted(_order(len(images.class_names))[:CLASSES])
-    points = [i for i in _order(len(images)) if int(images.labels[i]) in classes][: options.points]
+        raise UserError(f"{options.images} has no classes for the colours of t-SNE: leave tsne out of --views")
+    classes = sorted(_shuffle(len(images.class_names))[:CLASSES])
+    members = [i for i in _shuffle(len(images)) if int(images.labels[i]) in classes]
+    points = members[: options.points]
     if len(points) < FEWEST:
         raise UserError(f"t-SNE needs {FEWEST} images or more, got {len(points)}: see --images and --points")
     return classes, points
 
 
-def tsne_file(out: Path) -> Path:
-    """Return the name of the t-SNE beside that of the patches."""
+def name_tsne_file(out: Path) -> Path:
+    """Return the file of the t-SNE, beside `out`, the figure of patches."""
     return out.with_stem(f"{out.stem}_tsne")
 
 
 def draw_tsne(
-    options: Visualization, features: PatchFeatures, layers: Mapping[int, Layer], classes: list[int], points: list[int]
+    options: Visualization,
+    features: PatchFeatures,
+    layers: Mapping[int, Layer],
+    classes: list[int],
+    points: list[int],
 ) -> None:
-    """Draw the t-SNE of the pooled features of the images `points`, one panel for each layer; print a summary."""
+    """Draw the t-SNE of pooled features, one panel for each layer; print a summary.
+
+    Args:
+        options: options of the figure.
+        features: patch features of the images.
+        layers: the layers to draw, by number, ascending.
+        classes: the classes, from `choose_points`.
+        points: indices of the images, from `choose_points`.
+    """
     images = features.images
     labels = torch.tensor([classes.index(int(images.labels[i])) for i in points])
-    pooled = torch.cat([states.mean(dim=2) for states in features.states(points, list(layers))], dim=1)
+    means = [states.mean(dim=2) for states in features.states(points, list(layers))]
+    pooled = torch.cat(means, dim=1)  # (layers, points, d)
     if not pooled.isfinite().all():
-        raise UserError("features with NaN or infinity have no t-SNE")
+        raise UserError(f"{features.title} has features with NaN or infinity: they have no t-SNE")
     perplexity = min(30.0, (len(points) - 1) / 3)
     tsne = TSNE(perplexity=perplexity, init="pca", random_state=options.seed)
-    panels = {
-        f"{i} {layer.name}": torch.from_numpy(tsne.fit_transform(x.numpy()))
-        for (i, layer), x in zip(layers.items(), pooled, strict=True)
-    }
-    out = tsne_file(options.out)
+    panels = {}
+    for (i, layer), x in zip(layers.items(), pooled, strict=True):
+        panels[f"{i} {layer.name}"] = torch.from_numpy(tsne.fit_transform(x.numpy()))
+    out = name_tsne_file(options.out)
     names = in_words([images.class_names[label] for label in classes])
     title = f"t-SNE of mean patch features: {features.title}\n{len(points)} of {images.name}, {features.level}"
     scatter(out, panels, labels, names, title)
@@ -186,9 +267,9 @@ def draw_tsne(
 
 
 def on_grid(values: Tensor, side: int | None = None) -> Tensor:
-    """Arrange values (n, p, ...) of p = s s patches, in rows, as (n, s, s, ...).
+    """Arrange values (n, p, ...) of p = s s patches, row by row, as (n, s, s, ...).
 
-    With `side`, the grid is enlarged to side x side pixels by nearest neighbours.
+    With `side`, enlarge the grid to side x side pixels by nearest neighbours.
     """
     cells = math.isqrt(values.shape[1])
     grid = values.unflatten(1, (cells, cells))
