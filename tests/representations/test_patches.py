@@ -138,7 +138,7 @@ def test_a_single_image_and_patches_without_neighbours_are_clustered():
     assert adjusted_rand_score(labels.flatten(), actual.labels[0, :60]) == 1
     assert actual.eigenvectors.isfinite().all()
     assert actual.eigenvectors[0, 60].abs().max() == 0
-    with raises_user_error("patch"):
+    with raises_user_error("spectral", "patches"):
         spectral_clusters(torch.ones(2, 10, 4), 2)
 
 

@@ -122,7 +122,7 @@ class FeatureOptions:
         """
         if self.name not in EXTRACTORS:
             known = ", ".join(EXTRACTORS)
-            hint = "docs/extending.md shows how to add your own"
+            hint = "for your own network write an Extractor (docs/extending.md)"
             raise UserError(f"--features takes one of {known}, got {self.name}; {hint}")
         own = self._own_protocols()
         protocol = own[0] if own else None

@@ -206,7 +206,7 @@ class Prober:
 
     def _describe_noise(self) -> str:
         """Return a description of the noise for reports."""
-        noise = "new noise in every pass" if self.by.fresh else "one noise an image"
+        noise = "new noise in every pass" if self.by.fresh else "one noise per image"
         if self.probing.draws > 1:
             noise += f", in {self.probing.draws} draws, averaged"
         return noise
