@@ -85,8 +85,8 @@ def test_a_part_of_a_large_set_has_256_images_for_every_batch_size(batch_size):
     parts = split_into_parts(50_000)
     assert {len(part) for part in parts[:-1]} == {256}
     extraction = Extraction(Pixels(), CPU, batch_size)
-    assert [i for batch in extraction._batches(parts[1]) for i in batch] == list(range(256, 512))
-    assert len(extraction._batches(parts[1])) == -(-256 // batch_size)
+    assert [i for batch in extraction._split_into_batches(parts[1]) for i in batch] == list(range(256, 512))
+    assert len(extraction._split_into_batches(parts[1])) == -(-256 // batch_size)
 
 
 def test_a_store_keeps_the_tensors_that_it_was_made_for(tmp_path):
