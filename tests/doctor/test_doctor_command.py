@@ -25,7 +25,7 @@ def callbacks(*chosen):
 QUICK = [*TINY, *callbacks(EMA, PREVIEW, LAST)]
 
 
-def examined(monkeypatch, capsys, folder, *flags):
+def run_doctor(monkeypatch, capsys, folder, *flags):
     """The exit code, the lines and the error of `python train.py doctor`; nothing may be left in its folder."""
     monkeypatch.setattr("uvit_decay.doctor.rehearsal.SECONDS", 0.1)
     before = sorted(folder.rglob("*"))
@@ -47,7 +47,7 @@ def of(lines, subject):
 
 def test_the_default_run_is_examined_and_nothing_is_left(tmp_path, monkeypatch, capsys, caplog):
     monkeypatch.setattr(SmallClassifier.__init__, "__defaults__", (20,))  # steps of its training
-    code, lines = examined(monkeypatch, capsys, tmp_path, *TINY)
+    code, lines = run_doctor(monkeypatch, capsys, tmp_path, *TINY)
     assert code == 0
     assert lines[-1] == "0 errors, 0 warnings"
     findings = lines[:-1]
@@ -79,7 +79,7 @@ def test_the_default_run_is_examined_and_nothing_is_left(tmp_path, monkeypatch, 
     ],
 )
 def test_an_error_is_one_line_and_the_exit_code(tmp_path, monkeypatch, capsys, flags, named):
-    code, lines = examined(monkeypatch, capsys, tmp_path, *QUICK, *flags)
+    code, lines = run_doctor(monkeypatch, capsys, tmp_path, *QUICK, *flags)
     assert code == 2
     (found,) = [one for one in lines if one.startswith("error")]
     find_line(found, named)
@@ -91,10 +91,10 @@ def test_the_checkpoint_of_a_name_is_found_and_nothing_is_left_to_do_after_its_e
     run = [*TINY, *callbacks(LAST), "--trainer.limit_val_batches=0", "--trainer.max_steps=4"]
     train(monkeypatch, tmp_path, "fit", *run)
     capsys.readouterr()
-    code, lines = examined(monkeypatch, capsys, tmp_path, *run, "--ckpt_path=auto")
+    code, lines = run_doctor(monkeypatch, capsys, tmp_path, *run, "--ckpt_path=auto")
     assert (code, lines) == (0, [])
     find_line(caplog.messages[-1], "step 4", "--trainer.max_steps")
-    code, lines = examined(monkeypatch, capsys, tmp_path, *run, "--ckpt_path=last", "--trainer.max_steps=30")
+    code, lines = run_doctor(monkeypatch, capsys, tmp_path, *run, "--ckpt_path=last", "--trainer.max_steps=30")
     assert code == 0, lines
     last = "runs/digits/version_0/checkpoints/last.ckpt"
     find_line(caplog.messages, "--ckpt_path last", last, "step 4")

@@ -110,7 +110,7 @@ def test_callbacks_are_counted_as_they_run(tmp_path, every, epochs, at_end, time
     assert len(seen) == rehearsal._count_times(callback) == times
 
 
-def counted(monkeypatch, devices, nodes, environment):
+def check_trainer(monkeypatch, devices, nodes, environment):
     """A trainer in an environment, whose strategy is ddp if there are several processes."""
     for name, word in environment.items():
         monkeypatch.setenv(name, word)
@@ -134,4 +134,4 @@ def test_variables_that_disagree_are_one_line(monkeypatch, devices, nodes, envir
     for name in BY_HAND:
         monkeypatch.delenv(name, raising=False)
     with raises_user_error(text) if text else nullcontext():
-        counted(monkeypatch, devices, nodes, environment)
+        check_trainer(monkeypatch, devices, nodes, environment)

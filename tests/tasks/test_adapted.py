@@ -57,7 +57,7 @@ def pictures(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def started(tmp_path, caplog):
+def start_task(tmp_path, caplog):
     """Returns the task's network with the weights from which it starts to train, and what is said."""
 
     def start(task, data):
@@ -81,9 +81,9 @@ def classes(folder, image_size=8, channels=1):
     return Images(str(folder), image_size=image_size, channels=channels, batch_size=4, flip=False, holdout=0.3)
 
 
-def test_known_classes_keep_their_labels_and_others_are_new(trained, pictures, started):
+def test_known_classes_keep_their_labels_and_others_are_new(trained, pictures, start_task):
     fresh, theirs = tiny_net(3), load(trained, "ema").net
-    net, line = started(uvit_from(trained, tiny_net(3)), classes(pictures))
+    net, line = start_task(uvit_from(trained, tiny_net(3)), classes(pictures))
     find_line(line, "UViT", "ema", "step 12", "label_emb.weight of 2 of 3")
     assert line.endswith("; new: nothing")
     for ours, before in ((0, 3), (1, 7), (3, 10)):
@@ -92,51 +92,51 @@ def test_known_classes_keep_their_labels_and_others_are_new(trained, pictures, s
     assert torch.equal(net.label_emb.weight[2], fresh.label_emb.weight[2])
 
 
-def test_an_imported_file_has_as_many_classes_or_others(trained, pictures, tmp_path, started):
+def test_an_imported_file_has_as_many_classes_or_others(trained, pictures, tmp_path, start_task):
     unnamed = changed_training(trained, tmp_path, lambda contents: contents["uvit_decay"].pop("class_hash"))
     theirs = load(trained, "ema").net.label_emb.weight
-    assert torch.equal(started(uvit_from(unnamed), Digits(32))[0].label_emb.weight, theirs)
-    net, line = started(uvit_from(unnamed, tiny_net(3)), classes(pictures))
+    assert torch.equal(start_task(uvit_from(unnamed), Digits(32))[0].label_emb.weight, theirs)
+    net, line = start_task(uvit_from(unnamed, tiny_net(3)), classes(pictures))
     assert torch.equal(net.label_emb.weight, torch.cat([tiny_net(3).label_emb.weight[:3], theirs[10:]]))
     find_line(line, "label_emb.weight", "null label", "new: nothing")
 
 
-def test_positions_of_another_image_size(trained, sit, pictures, started):
-    net, line = started(uvit_from(trained, tiny_net(3, image_size=16)), classes(pictures, 16))
+def test_positions_of_another_image_size(trained, sit, pictures, start_task):
+    net, line = start_task(uvit_from(trained, tiny_net(3, image_size=16)), classes(pictures, 16))
     expected = resample_abs_pos_embed(load(trained).net.pos_embed, [8, 8], num_prefix_tokens=2, antialias=False)
     torch.testing.assert_close(net.pos_embed.detach(), expected, rtol=0, atol=1e-6)
     assert "pos_embed interpolated from 4x4 to 8x8 patches" in line
-    net, line = started(sit_from(sit, image_size=16), classes(pictures, 16))
+    net, line = start_task(sit_from(sit, image_size=16), classes(pictures, 16))
     assert torch.equal(net.pos_embed, small_sit(image_size=16).pos_embed)
     assert "pos_embed computed for 8x8 patches" in line
 
 
-def test_first_and_last_layers_are_new_for_other_channels(trained, sit, pictures, started):
-    net, line = started(uvit_from(trained, tiny_net(3, channels=3)), classes(pictures, channels=3))
+def test_first_and_last_layers_are_new_for_other_channels(trained, sit, pictures, start_task):
+    net, line = start_task(uvit_from(trained, tiny_net(3, channels=3)), classes(pictures, channels=3))
     new = ("patch_embed.proj", "decoder_pred", "final_layer")
     assert f"new: {', '.join(f'{name}.{part}' for name in new for part in ('weight', 'bias'))}" in line
     fresh, theirs = tiny_net(3, channels=3).state_dict(), load(trained).net.state_dict()
     for name, value in net.state_dict().items():
         expected = fresh[name] if name.startswith(new) else theirs[name]
         assert name == "label_emb.weight" or torch.equal(value, expected)
-    line = started(sit_from(sit, channels=3), classes(pictures, channels=3))[1]
+    line = start_task(sit_from(sit, channels=3), classes(pictures, channels=3))[1]
     new = ("x_embedder.proj", "final_layer.linear")
     assert f"new: {', '.join(f'{name}.{part}' for name in new for part in ('weight', 'bias'))}" in line
 
 
-def test_a_network_without_classes_starts_from_one_with_classes(trained, sit, started):
-    net, line = started(uvit_from(trained, tiny_net(0)), Digits(32))
+def test_a_network_without_classes_starts_from_one_with_classes(trained, sit, start_task):
+    net, line = start_task(uvit_from(trained, tiny_net(0)), Digits(32))
     assert torch.equal(net.pos_embed, load(trained).net.pos_embed[:, 1:])
     assert line.endswith("; new: nothing; left out: label_emb")
-    net, line = started(sit_from(sit, 0), Digits(32))
+    net, line = start_task(sit_from(sit, 0), Digits(32))
     torch.testing.assert_close(net(X, T), load(sit).net(X, T, torch.full((3,), 10)))
     find_line(line, "t_embedder.mlp.2.bias", "new: nothing", "left out: y_embedder")
 
 
-def test_a_network_with_classes_starts_from_one_without(tmp_path, started):
+def test_a_network_with_classes_starts_from_one_without(tmp_path, start_task):
     fit(tmp_path, max_steps=1, task=tiny_task(tiny_net(0)))
     file = tmp_path / "checkpoints" / "last.ckpt"
-    net, line = started(uvit_from(file), Digits(32))
+    net, line = start_task(uvit_from(file), Digits(32))
     assert torch.equal(net.pos_embed[:, 1:], load(file).net.pos_embed)
     assert torch.equal(net.pos_embed[:, :1], tiny_net().pos_embed[:, :1])
     assert torch.equal(net.label_emb.weight, tiny_net().label_emb.weight)
@@ -144,12 +144,12 @@ def test_a_network_with_classes_starts_from_one_without(tmp_path, started):
 
 
 @pytest.mark.parametrize("wiring", ["official", "decayed"])
-def test_a_masked_autoencoder_of_another_size_and_other_channels(wiring, pictures, tmp_path, started):
+def test_a_masked_autoencoder_of_another_size_and_other_channels(wiring, pictures, tmp_path, start_task):
     fit(tmp_path, max_steps=1, task=mae_task(small_mae(wiring=wiring)))
     file = str(tmp_path / "checkpoints" / "last.ckpt")
     net = MAE(**{**small_mae(wiring=wiring).config, "image_size": 16, "channels": 3, "pixels": "imagenet"})
     fresh = {name: value.clone() for name, value in net.state_dict().items()}
-    net, line = started(MAETask(net, init_from=file), classes(pictures, 16, 3))
+    net, line = start_task(MAETask(net, init_from=file), classes(pictures, 16, 3))
     assert "pos_embed computed for 8x8 patches; decoder_pos_embed computed for 8x8" in line
     assert "; new: patch_embed.proj.weight, patch_embed.proj.bias, decoder_pred.weight, decoder_pred.bias" in line
     theirs = load(Path(file)).net.state_dict()
@@ -172,13 +172,13 @@ def test_another_architecture_or_decay_is_refused_with_the_flag(trained, net, me
         task.load_initial()
 
 
-def test_other_targets_are_a_warning(trained, started):
-    _, line = started(DiffusionTask(tiny_net(), Linear(), "velocity", init_from=str(trained)), Digits(32))
+def test_other_targets_are_a_warning(trained, start_task):
+    _, line = start_task(DiffusionTask(tiny_net(), Linear(), "velocity", init_from=str(trained)), Digits(32))
     warning, said = line.splitlines()
     assert warning.startswith("warning")
     find_line(warning, trained, "path", "prediction velocity", "eps")
     assert "new: nothing" in said
-    assert "warning" not in started(DiffusionTask(tiny_net(), VP(), init_from=str(trained)), Digits(32))[1]
+    assert "warning" not in start_task(DiffusionTask(tiny_net(), VP(), init_from=str(trained)), Digits(32))[1]
 
 
 def test_averages_start_from_the_file(trained, tmp_path):
@@ -220,7 +220,7 @@ def test_a_dit_starts_to_train_without_its_variance(tmp_path):
     assert read_initial(tmp_path / "dit.safetensors", net, function).card.prediction == "eps"
 
 
-def test_an_imported_file_may_name_its_classes(pictures, tmp_path, started):
+def test_an_imported_file_may_name_its_classes(pictures, tmp_path, start_task):
     (tmp_path / "classes.txt").write_text("tench, Tinca tinca\n7\ncat\n")
     official, ours = tmp_path / "official.pt", tmp_path / "ours.safetensors"
     torch.save(tiny_sit(), official)
@@ -229,7 +229,7 @@ def test_an_imported_file_may_name_its_classes(pictures, tmp_path, started):
     theirs = load(ours).net
     assert load(ours).card.class_names == ("7", "cat", "tench, Tinca tinca")
     net = SiT(**{**theirs.config, "channels": 1})
-    net, line = started(DiffusionTask(net, Linear(), "velocity", init_from=str(ours)), classes(pictures))
+    net, line = start_task(DiffusionTask(net, Linear(), "velocity", init_from=str(ours)), classes(pictures))
     table, before = (one.y_embedder.embedding_table.weight for one in (net, theirs))
     assert torch.equal(table[[1, 2, 3]], before[[0, 2, 3]])
     find_line(line, "y_embedder.embedding_table.weight of 2 of 3")

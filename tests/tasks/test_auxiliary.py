@@ -66,7 +66,7 @@ class Logged(Callback):
         self.steps.append({name: float(value) for name, value in trainer.callback_metrics.items()})
 
 
-def trained(folder, task, steps=3, micro=None, **options):
+def train_logged(folder, task, steps=3, micro=None, **options):
     logged = Logged()
     trainer = tiny_trainer(folder, logged, max_steps=steps, log_every_n_steps=1, **options)
     trainer.fit(task, Digits(32, device_batch_size=micro))
@@ -94,7 +94,7 @@ def test_a_loss_sees_its_layers_the_images_and_the_times_and_its_projector_learn
     task = tiny_task(auxiliary=[loss])
     assert loss.num_prefix_tokens == 2
     before = loss.projector.weight.detach().clone()
-    trained(tmp_path, task)
+    train_logged(tmp_path, task)
     names, batch, times = loss.seen[0]
     assert names == ["in_blocks.0", "mid_block"]
     assert batch.images.shape == (32, 1, 8, 8)
@@ -104,15 +104,15 @@ def test_a_loss_sees_its_layers_the_images_and_the_times_and_its_projector_learn
 
 def test_times_of_an_mae_are_none(tmp_path):
     loss = Aligned(["blocks.1"])
-    steps = trained(tmp_path, mae_task(auxiliary=[loss]))
+    steps = train_logged(tmp_path, mae_task(auxiliary=[loss]))
     assert loss.seen[0][2] is None
     assert loss.num_prefix_tokens == 1
     assert all("train/aux/aligned" in values for values in steps)
 
 
 def test_the_loss_of_a_step_is_the_weighted_sum_and_each_is_logged_alone(tmp_path):
-    plain = trained(tmp_path / "a", tiny_task(), steps=1)
-    with_all = trained(tmp_path / "b", tiny_task(auxiliary=[Norm([1], 0.5), Norm([2], 0.0)]), steps=1)
+    plain = train_logged(tmp_path / "a", tiny_task(), steps=1)
+    with_all = train_logged(tmp_path / "b", tiny_task(auxiliary=[Norm([1], 0.5), Norm([2], 0.0)]), steps=1)
     assert with_all[0]["train/loss"] == plain[0]["train/loss"]
     assert {"train/aux/norm", "train/aux/norm_2"} <= with_all[0].keys()
     task = tiny_task(auxiliary=[Norm([1], 0.5)])
@@ -139,8 +139,8 @@ def test_the_loss_of_validation_is_the_loss_of_the_task(tmp_path):
 
 
 def test_pieces_train_as_the_whole_batch_does(tmp_path):
-    whole = trained(tmp_path / "whole", tiny_task(auxiliary=[Aligned()]))
-    pieces = trained(tmp_path / "pieces", tiny_task(auxiliary=[Aligned()]), micro=8)[3::4]
+    whole = train_logged(tmp_path / "whole", tiny_task(auxiliary=[Aligned()]))
+    pieces = train_logged(tmp_path / "pieces", tiny_task(auxiliary=[Aligned()]), micro=8)[3::4]
     for name in ("train/loss", "train/aux/aligned"):
         assert [s[name] for s in pieces] == pytest.approx([s[name] for s in whole], rel=1e-4)
 
@@ -151,8 +151,8 @@ def test_pieces_train_as_the_whole_batch_does(tmp_path):
     ids=["checkpointing", "bf16"],
 )
 def test_recomputation_and_bf16_train_as_otherwise(tmp_path, options, training):
-    plain = trained(tmp_path / "plain", sit(Norm(), Aligned(["dec_blocks.0"])))
-    other = trained(tmp_path / "other", sit(Norm(), Aligned(["dec_blocks.0"]), **options), **training)
+    plain = train_logged(tmp_path / "plain", sit(Norm(), Aligned(["dec_blocks.0"])))
+    other = train_logged(tmp_path / "other", sit(Norm(), Aligned(["dec_blocks.0"]), **options), **training)
     for name in ("train/loss", "train/aux/norm", "train/aux/aligned"):
         expected = [s[name] for s in plain]
         assert [s[name] for s in other] == pytest.approx(expected, rel=0.02 if training else 1e-5)
@@ -211,7 +211,7 @@ def test_what_cannot_be_observed_is_refused_before_training():
 def rank_of_two(folder, rank):
     kinds = {"ddp": "ddp", "fsdp": Sharded()}
     return {
-        name: trained(folder / name, sit(Norm(None, 0.1), Aligned(["dec_blocks.0"])), strategy=kind, devices=2)
+        name: train_logged(folder / name, sit(Norm(None, 0.1), Aligned(["dec_blocks.0"])), strategy=kind, devices=2)
         for name, kind in kinds.items()
     }
 
@@ -219,7 +219,7 @@ def rank_of_two(folder, rank):
 @pytest.mark.slow
 def test_two_processes_train_as_one_does(programs, tmp_path):
     first, second = on_two_processes(programs, partial(rank_of_two, tmp_path), tmp_path)
-    one = trained(tmp_path / "one", sit(Norm(None, 0.1), Aligned(["dec_blocks.0"])))
+    one = train_logged(tmp_path / "one", sit(Norm(None, 0.1), Aligned(["dec_blocks.0"])))
     for name in ("ddp", "fsdp"):
         for values, expected, other in zip(first[name], one, second[name], strict=True):
             for key in ("train/loss", "train/aux/norm", "train/aux/aligned"):

@@ -18,7 +18,7 @@ CLIP = {"norm": (clip_grad_norm_, 0.05), "value": (clip_grad_value_, 1e-3)}
 STRATEGIES = {"fsdp": Sharded, "ddp": lambda: "ddp"}
 
 
-def clipped(folder, algorithm, *callbacks, **options):
+def train_clipped(folder, algorithm, *callbacks, **options):
     task = tiny_task(tiny_net(schedule="learnable"))
     options |= {"gradient_clip_val": CLIP[algorithm][1], "gradient_clip_algorithm": algorithm}
     trainer = tiny_trainer(folder, *callbacks, max_steps=4, log_every_n_steps=1, **options)
@@ -55,7 +55,7 @@ class Torch(Callback):
 )
 def test_clipping_is_that_of_torch(tmp_path, algorithm, precision, fused):
     torchs = Torch(algorithm, fused)
-    task, trainer = clipped(tmp_path, algorithm, torchs, precision=precision)
+    task, trainer = train_clipped(tmp_path, algorithm, torchs, precision=precision)
     assert trainer.optimizers[0].param_groups[0]["fused"]
     for (name, ours), theirs in zip(task.net.named_parameters(), torchs.net.parameters(), strict=True):
         # Each weight goes by up to a rate of 4e-4; to the bit the kernel must be the same, too.
@@ -70,7 +70,7 @@ def on_a_rank(folder, rank):
     norms = {}
     for algorithm in CLIP:
         for name, strategy in STRATEGIES.items():
-            task, trainer = clipped(folder, algorithm, devices=2, strategy=strategy())
+            task, trainer = train_clipped(folder, algorithm, devices=2, strategy=strategy())
             weights = {key: full(value).clone() for key, value in state(task).items()}
             torch.save(weights, folder / f"{algorithm} {name} {trainer.global_rank}.pt")
             norms[f"{algorithm} {name}"] = float(trainer.callback_metrics["train/grad_norm"])
@@ -89,7 +89,7 @@ def ranks(programs, tmp_path_factory):
 def test_clipping_of_two_processes_and_of_shards_is_that_of_one(ranks, tmp_path, algorithm):
     folder, (ours, theirs) = ranks
     assert ours == theirs
-    task, trainer = clipped(tmp_path, algorithm)
+    task, trainer = train_clipped(tmp_path, algorithm)
     norm = float(trainer.callback_metrics["train/grad_norm"])
     for strategy in STRATEGIES:
         assert ours[f"{algorithm} {strategy}"] == pytest.approx(norm)

@@ -41,13 +41,13 @@ class Projected(DiffusionTask):
         return super().loss(batch, stage) + (features - wanted).square().mean()
 
 
-def projected(decay_on="matrices", **options):
+def build_task(decay_on="matrices", **options):
     optim = Optimization(1e-2, (0.9, 0.99), 0.03, warmup_steps=1, decay_on=decay_on)
     return Projected(tiny_net(), optim=optim, **options)
 
 
 def test_all_that_is_trained_moves_and_biases_have_no_weight_decay(tmp_path):
-    task = projected()
+    task = build_task()
     before = {name: value.detach().clone() for name, value in task.named_parameters()}
     trainer = tiny_trainer(tmp_path, max_steps=2)
     trainer.fit(task, Digits(32))
@@ -60,7 +60,7 @@ def test_all_that_is_trained_moves_and_biases_have_no_weight_decay(tmp_path):
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon", "lars", "sgd"])
 def test_every_optimizer_takes_them_after_the_network(optimizer):
-    task, optim = projected(), Optimization(optimizer=optimizer, decay_on="matrices")
+    task, optim = build_task(), Optimization(optimizer=optimizer, decay_on="matrices")
     alone = optim.groups(task.net, 1.0)
     both = optim.groups(task.net, 1.0, own_parameters(task))
     assert [len(group["params"]) for group in both] == [len(group["params"]) for group in alone] + [2, 4]
@@ -69,10 +69,10 @@ def test_every_optimizer_takes_them_after_the_network(optimizer):
 
 
 def test_a_resumed_run_is_the_run_that_was_not_stopped(tmp_path):
-    whole = fit(tmp_path / "whole", max_steps=6, task=projected())
-    fit(tmp_path / "half", StopAt(3), max_steps=6, task=projected())
+    whole = fit(tmp_path / "whole", max_steps=6, task=build_task())
+    fit(tmp_path / "half", StopAt(3), max_steps=6, task=build_task())
     kept = tmp_path / "half" / "checkpoints" / "last.ckpt"
-    rest = fit(tmp_path / "rest", max_steps=6, task=projected(), ckpt_path=kept)
+    rest = fit(tmp_path / "rest", max_steps=6, task=build_task(), ckpt_path=kept)
     assert rest[0] == whole[0][3:]
     assert same(rest[1], whole[1])
     ends = [
@@ -84,7 +84,7 @@ def test_a_resumed_run_is_the_run_that_was_not_stopped(tmp_path):
 
 
 def test_the_checkpoint_names_them_and_its_readers_take_the_network_alone(tmp_path):
-    task = projected()
+    task = build_task()
     trainer = tiny_trainer(tmp_path, EMA(0.9), max_steps=2)
     trainer.fit(task, Digits(32))
     path = tmp_path / "checkpoints" / "last.ckpt"
@@ -102,7 +102,7 @@ def test_the_checkpoint_names_them_and_its_readers_take_the_network_alone(tmp_pa
 
 
 def test_a_checkpoint_with_other_own_parameters_is_refused(tmp_path):
-    fit(tmp_path / "a", max_steps=1, task=projected())
+    fit(tmp_path / "a", max_steps=1, task=build_task())
     path = tmp_path / "a" / "checkpoints" / "last.ckpt"
     with raises_user_error("task.projector"):
         fit(tmp_path / "b", max_steps=2, ckpt_path=path)
@@ -124,7 +124,7 @@ def test_they_are_clipped_with_the_network(tmp_path):
 
 
 def test_weights_that_are_not_finite_are_not_saved(tmp_path):
-    task = projected()
+    task = build_task()
     trainer = tiny_trainer(tmp_path, max_steps=1)
     trainer.fit(task, Digits(32))
     with torch.no_grad():
@@ -149,8 +149,8 @@ def test_flops_of_a_task_with_modules_of_its_own_are_counted(tmp_path):
     assert found[0] > plain[0]
 
 
-def trained(folder, rank=0, strategy="auto", micro=None, **options):
-    task = projected()
+def train_and_save(folder, rank=0, strategy="auto", micro=None, **options):
+    task = build_task()
     trainer = tiny_trainer(folder, max_steps=3, gradient_clip_val=0.5, strategy=strategy, **options)
     trainer.fit(task, Digits(32, device_batch_size=micro))
     values = trainer.strategy.lightning_module_state_dict()
@@ -162,13 +162,13 @@ def trained(folder, rank=0, strategy="auto", micro=None, **options):
 def rank_of_two(folder, rank):
     for name, strategy in (("ddp", "ddp"), ("fsdp", Sharded())):
         torch.manual_seed(rank)
-        trained(folder / name, rank, strategy, devices=2)
-        trained(folder / f"{name} pieces", rank, "ddp" if name == "ddp" else Sharded(), micro=8, devices=2)
+        train_and_save(folder / name, rank, strategy, devices=2)
+        train_and_save(folder / f"{name} pieces", rank, "ddp" if name == "ddp" else Sharded(), micro=8, devices=2)
 
 
 def test_pieces_train_as_the_whole_batch_does(tmp_path):
-    trained(tmp_path / "whole")
-    trained(tmp_path / "pieces", micro=8)
+    train_and_save(tmp_path / "whole")
+    train_and_save(tmp_path / "pieces", micro=8)
     whole, pieces = (torch.load(tmp_path / name / "0.own") for name in ("whole", "pieces"))
     for name, value in whole.items():
         torch.testing.assert_close(pieces[name], value, rtol=0, atol=2e-3, msg=name)
@@ -177,7 +177,7 @@ def test_pieces_train_as_the_whole_batch_does(tmp_path):
 @pytest.mark.slow
 def test_two_processes_train_them_as_one_does(programs, tmp_path):
     on_two_processes(programs, partial(rank_of_two, tmp_path), tmp_path)
-    trained(tmp_path / "one")
+    train_and_save(tmp_path / "one")
     one = torch.load(tmp_path / "one" / "0.own")
     for name in ("ddp", "fsdp", "ddp pieces", "fsdp pieces"):
         first, second = (torch.load(tmp_path / name / f"{rank}.own") for rank in range(2))
@@ -186,11 +186,11 @@ def test_two_processes_train_them_as_one_does(programs, tmp_path):
             torch.testing.assert_close(first[key], value, rtol=0, atol=2e-3, msg=f"{name} {key}")
 
 
-def message_of_an_unused_one(folder, rank):
+def read_messages_on_rank(folder, rank):
     """Return the errors of two strategies about a parameter that no loss uses."""
     messages = []
     for strategy in ("ddp", Sharded()):
-        task = projected()
+        task = build_task()
         task.unused = nn.Linear(2, 2, bias=False)
         trainer = tiny_trainer(folder, max_steps=3, strategy=strategy, devices=2)
         with raises_user_error("task.unused.weight", "requires_grad_(False)") as caught:
@@ -202,7 +202,7 @@ def message_of_an_unused_one(folder, rank):
 
 @pytest.mark.slow
 def test_a_parameter_without_a_gradient_is_named_in_the_first_step(programs, tmp_path):
-    first, second = on_two_processes(programs, partial(message_of_an_unused_one, tmp_path), tmp_path)
+    first, second = on_two_processes(programs, partial(read_messages_on_rank, tmp_path), tmp_path)
     assert first == second
     assert len(first) == 2
 

@@ -26,7 +26,7 @@ def rates(path):
         return [float(row["train/lr"]) for row in csv.DictReader(file) if row["train/lr"]]
 
 
-def said(caplog):
+def find_changes(caplog):
     return [text for text in caplog.messages if "other settings" in text]
 
 
@@ -65,7 +65,7 @@ def test_every_other_difference_is_said_in_one_line(tmp_path, monkeypatch, caplo
     train(monkeypatch, tmp_path, "fit", *flags)
     path = "runs/digits/version_0/checkpoints/last.ckpt"
     train(monkeypatch, tmp_path, "fit", *flags, f"--ckpt_path={path}", "--trainer.max_steps=3")
-    (line,) = said(caplog)
+    (line,) = find_changes(caplog)
     find_line(line, "trainer.max_steps 3", 2)
     caplog.clear()
     more = ["--data.batch_size=16", "--seed_everything=1", "--model.label_dropout=0.2", "--model.optim.betas=[0.8,0.9]"]
@@ -75,7 +75,7 @@ def test_every_other_difference_is_said_in_one_line(tmp_path, monkeypatch, caplo
     find_line(line, path, "model.label_dropout 0.1", 0.2, "--model.label_dropout 0.1", f"--resume.allow '[{names}]'")
     more += [f"--resume.allow=[{names}]"]
     train(monkeypatch, tmp_path, "fit", *flags, *more)
-    (line,) = said(caplog)
+    (line,) = find_changes(caplog)
     changed = ["data.batch_size 16 (was 32)", "seed_everything 1 (was 0)", "model.label_dropout 0.2 (was 0.1)"]
     for change in (*changed, "model.optim.betas [0.8, 0.9] (was [0.9, 0.99])", "trainer.max_steps 3 (was 2)"):
         assert change in line
@@ -96,7 +96,7 @@ def test_other_images_of_the_same_counts_are_refused_unless_data_is_allowed(tmp_
     zipped(folder, tmp_path / "images.zip")
     assert "--resume.allow '[data]'" in refused(capsys, train, monkeypatch, tmp_path, "fit", *flags)
     train(monkeypatch, tmp_path, "fit", *flags, "--resume.allow=data")
-    assert len(said(caplog)) == 1
+    assert len(find_changes(caplog)) == 1
 
 
 def test_a_run_with_the_former_fingerprint_resumes_and_stores_the_new_one(trained, tmp_path, digits):

@@ -36,11 +36,11 @@ def step(path):
     return torch.load(path, weights_only=True)["global_step"]
 
 
-def truncated(path):
+def truncate(path):
     path.write_bytes(path.read_bytes()[:-5000])
 
 
-def flipped(path):
+def flip_byte(path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
@@ -71,7 +71,7 @@ def test_one_command_begins_goes_on_and_ends(tmp_path, monkeypatch, caplog, caps
     assert "val/loss" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("name", "damage"), [("last", truncated), ("auto", flipped)])
+@pytest.mark.parametrize(("name", "damage"), [("last", truncate), ("auto", flip_byte)])
 def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_the_run_ends_the_same(tmp_path, name, damage, caplog):
     task = tiny_task()
     tiny_trainer(tmp_path / "whole", max_steps=8).fit(task, Digits(32))
@@ -97,7 +97,7 @@ def test_what_cannot_go_on_by_name_is_one_line_and_leaves_no_folder(trained, tmp
     folder = tmp_path / "runs" / "digits" / "version_3" / "checkpoints"
     folder.mkdir(parents=True)
     shutil.copy(trained, folder / "last.ckpt")
-    truncated(folder / "last.ckpt")
+    truncate(folder / "last.ckpt")
     for name in ("last", "auto"):
         line = refused(capsys, train, monkeypatch, tmp_path, "fit", *TINY, f"--ckpt_path={name}")
         find_line(line, f"--ckpt_path {name}", "runs/digits/version_3/")
@@ -133,14 +133,14 @@ def test_a_kill_between_any_two_renames_leaves_the_newest_under_a_known_name(tmp
 
     rename, left = type(tmp_path).replace, 0
 
-    def counted(path, target):
+    def count_and_replace(path, target):
         nonlocal left
         if left == 0:
             raise Killed
         left -= 1
         return rename(path, target)
 
-    monkeypatch.setattr(type(tmp_path), "replace", counted)
+    monkeypatch.setattr(type(tmp_path), "replace", count_and_replace)
     for kill in range(keep + 1):
         for number in range(10):
             (tmp_path / "next.ckpt").write_text(str(number))

@@ -77,12 +77,12 @@ def test_a_default_of_the_optimizer_that_is_written_out_does_not_differ():
     """Without --model.optim.lr and blr the rate is 2e-4."""
     names = ("lr", "warmup_steps", "blr", "warmup_epochs")
 
-    def stored(*values):
+    def build_settings(*values):
         return {f"model.optim.{name}": value for name, value in zip(names, values, strict=False)}
 
-    assert compare_settings(stored(2e-4, 2500, None, None), stored(None, None, None, None)) == []
-    assert compare_settings(stored(None, None, 1e-3, 5.0), stored(None, None, 1e-3, 5.0)) == []
-    (change,) = compare_settings(stored(2e-4, 2500, None, None), stored(1e-3, None, None, None))
+    assert compare_settings(build_settings(2e-4, 2500, None, None), build_settings(None, None, None, None)) == []
+    assert compare_settings(build_settings(None, None, 1e-3, 5.0), build_settings(None, None, 1e-3, 5.0)) == []
+    (change,) = compare_settings(build_settings(2e-4, 2500, None, None), build_settings(1e-3, None, None, None))
     assert str(change) == "model.optim.lr 0.001 (was 0.0002)"
 
 

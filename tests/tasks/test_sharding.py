@@ -131,7 +131,7 @@ def checkpoint(folder):
     return torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
 
 
-def trained(folder):
+def read_training_state(folder):
     """What a checkpoint holds but for the counts of Lightning, which number the epochs of a resumed run otherwise."""
     contents = checkpoint(folder)
     return {name: contents[name] for name in ("state_dict", "callbacks", "optimizer_states", "lr_schedulers")}
@@ -196,17 +196,17 @@ def test_a_resumed_run_is_the_run_that_was_not_stopped(runs):
     for rank in ranks:
         assert rank["rest fsdp"]["losses"] == rank["sit fsdp"]["losses"][HALF:]
         assert rank["rest fsdp"]["held"] == rank["sit fsdp"]["held"]
-    assert_close(trained(folder / "rest fsdp"), trained(folder / "sit fsdp"), 0)
+    assert_close(read_training_state(folder / "rest fsdp"), read_training_state(folder / "sit fsdp"), 0)
 
 
 def test_shards_go_on_where_one_process_stopped_and_one_where_shards_did(runs, tmp_path):
     folder, ranks = runs
     for rank in ranks:
         assert rank["rest of one fsdp"]["losses"] == pytest.approx(rank["sit ddp"]["losses"][HALF:], rel=2e-5)
-    wanted = trained(folder / "sit ddp")
-    assert_close(trained(folder / "rest of one fsdp"), wanted, 2e-5)
+    wanted = read_training_state(folder / "sit ddp")
+    assert_close(read_training_state(folder / "rest of one fsdp"), wanted, 2e-5)
     fit(tmp_path, sit_task(), ckpt_path=folder / "half fsdp" / "checkpoints" / "last.ckpt")
-    assert_close(trained(tmp_path), wanted, 2e-5)
+    assert_close(read_training_state(tmp_path), wanted, 2e-5)
 
 
 def test_looking_with_unequal_shares_shows_the_same_and_changes_nothing(runs):

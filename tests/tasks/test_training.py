@@ -22,14 +22,14 @@ from uvit_decay.tasks import DiffusionTask
 from uvit_decay.tasks.optimization import Optimization
 
 
-def unused():
+def build_unused():
     """Training of a network with a parameter that never gets a gradient."""
     net = tiny_net()
     net.unused = torch.nn.Parameter(torch.ones(3))
     return tiny_task(net)
 
 
-def fixed():
+def build_fixed():
     """Training of a network with fixed positions."""
     torch.manual_seed(0)
     return tiny_task(SiT(8, 2, 1, dim=16, depth=2, heads=2, num_classes=10))
@@ -42,8 +42,8 @@ RUNS = {  # a task, the step from which it is resumed, and options of the run
     "pre-training": (mae_task, 12, {"max_steps": 20, "limit_train_batches": 15}),
     "between validations": (linear_probe, 7, {"max_steps": 14, "limit_train_batches": 9, **VALIDATED}),
     "after an epoch": (fine_tuning, 9, {"max_steps": 14, "limit_train_batches": 9, **VALIDATED}),
-    "fixed positions": (fixed, 2, {"max_steps": 4}),
-    "unused parameter": (unused, 2, {"max_steps": 4}),
+    "fixed positions": (build_fixed, 2, {"max_steps": 4}),
+    "unused parameter": (build_unused, 2, {"max_steps": 4}),
 }
 
 
@@ -146,12 +146,12 @@ def test_labels_are_dropped_at_the_stated_rate_in_training_alone(tmp_path):
     assert not (torch.cat(seen[False]) == 10).any()
 
 
-def spoilt(folder, rank):
+def train_spoilt(folder, rank):
     """How runs of two processes end after the images of one of them are NaN at step 4, or 6."""
-    return {last: ended(folder / str(last), last, rank) for last in (4, 6)}
+    return {last: run_to_error(folder / str(last), last, rank) for last in (4, 6)}
 
 
-def ended(folder, last, rank):
+def run_to_error(folder, last, rank):
     """The error of one of these runs, its steps, and how DDP was set up."""
     found = {"error": "none", "steps": 0}
 
@@ -172,7 +172,7 @@ def ended(folder, last, rank):
 
 @pytest.mark.slow
 def test_a_bad_loss_of_one_process_ends_all_of_them_at_the_next_log_step(programs, tmp_path):
-    for ends in on_two_processes(programs, partial(spoilt, tmp_path), tmp_path):
+    for ends in on_two_processes(programs, partial(train_spoilt, tmp_path), tmp_path):
         for last, steps in ((4, 5), (6, 10)):
             found = ends[str(last)]
             find_line(found.pop("error"), "loss", f"step {last}")

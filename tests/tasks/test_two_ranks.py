@@ -38,7 +38,7 @@ class Watch(Callback):
                 self.found = [value.tolist() for name, value in task.net.named_buffers() if "running" in name]
 
 
-def trained(make, folder, rank=0, **options):
+def train_and_save(make, folder, rank=0, **options):
     """Train for six steps; return losses and accuracies, and save weights and masks."""
     task, watch = make(), Watch()
     options |= {"limit_val_batches": 1.0, "val_check_interval": 3, "check_val_every_n_epoch": None}
@@ -51,7 +51,7 @@ def trained(make, folder, rank=0, **options):
 
 
 def rank_of_two(folder, rank):
-    return {name: trained(make, folder / name, rank, devices=2, strategy="ddp") for name, make in TASKS.items()}
+    return {name: train_and_save(make, folder / name, rank, devices=2, strategy="ddp") for name, make in TASKS.items()}
 
 
 @pytest.mark.slow
@@ -59,7 +59,7 @@ def test_two_processes_train_as_one_does(programs, tmp_path):
     ranks = on_two_processes(programs, partial(rank_of_two, tmp_path), tmp_path)
     assert ranks[0] == ranks[1]
     for name, make in TASKS.items():
-        one, two = trained(make, tmp_path / f"one {name}"), ranks[0][name]
+        one, two = train_and_save(make, tmp_path / f"one {name}"), ranks[0][name]
         # The batch norm of a probe sees the share of a process.
         near = {"rel": 0.05} if name == "probe" else {"abs": 2e-5}
         assert two.pop("losses") == pytest.approx(one.pop("losses"), **near)

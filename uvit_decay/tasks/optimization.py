@@ -317,5 +317,5 @@ def find_hidden_matrices(net: nn.Module) -> set[str]:
             if isinstance(module, nn.Linear):
                 found.add(f"{name}.{inner}.weight")
     if not found:
-        raise UserError(f"muon is for the matrices of blocks, and a {type(net).__name__} has no blocks: use adamw")
+        raise UserError(f"muon is for the matrices of blocks, and a {type(net).__name__} has none: use adamw")
     return found
