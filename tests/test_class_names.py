@@ -1,7 +1,7 @@
 """Names of classes: WordNet ids in words, and classes that are given by names."""
 
 import pytest
-from official_files import changed_training
+from official_files import change_training
 from refusals import raises_user_error
 
 from uvit_decay.class_names import class_list, class_numbers, in_words, synonyms
@@ -49,6 +49,6 @@ def test_a_class_that_is_unknown_or_not_alone_is_refused_with_others(word, messa
 
 def test_a_checkpoint_of_imagenet_samples_classes_by_their_words(trained, tmp_path):
     names = list(IMAGENET[:10])
-    path = changed_training(trained, tmp_path, lambda contents: contents["uvit_decay"].update(class_names=names))
+    path = change_training(trained, tmp_path, lambda contents: contents["uvit_decay"].update(class_names=names))
     options = SamplingOptions(classes=("tench", "7", "goldfish"), steps=2, device="cpu")
     assert Samples.from_options(path, options).classes == [0, 7, 1]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import yaml
 from conftest import ROOT, refused, sample
-from official_files import changed_training
+from official_files import change_training
 from PIL import Image
 from refusals import find_line
 
@@ -48,7 +48,7 @@ def test_images_that_are_not_finite_are_not_written(trained, tmp_path, monkeypat
     def diverge(contents):
         contents["callbacks"]["EMA"]["shadow"]["decoder_pred.weight"].fill_(3e38)
 
-    path = changed_training(trained, tmp_path, diverge)
+    path = change_training(trained, tmp_path, diverge)
     error = refused(capsys, sample, monkeypatch, tmp_path, "--ckpt", path, "--num", 2, "--out", out)
     find_line(error, "NaN")
     there = {path.name for path in tmp_path.rglob("*") if path.is_file()}

@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 from conftest import ROOT, leaves, sample, train
-from hub_folders import export, own_modules, seeded, stacked  # noqa: F401
+from hub_folders import export, own_modules, seed_generator, stack_pictures  # noqa: F401
 
 from uvit_decay import history
 from uvit_decay.checkpoint import load, read_training_checkpoint
@@ -85,7 +85,7 @@ def test_diffusers_makes_the_same_images(files, expected):
     from diffusers import DiffusionPipeline
 
     pipeline = DiffusionPipeline.from_pretrained(files / "diffusers", trust_remote_code=True)
-    pictures = stacked(pipeline(class_labels=[i % 10 for i in range(20)], generator=seeded(0)).images)
+    pictures = stack_pictures(pipeline(class_labels=[i % 10 for i in range(20)], generator=seed_generator(0)).images)
     assert np.abs(pictures.astype(int) - expected["samples"]).max() <= 1
 
 

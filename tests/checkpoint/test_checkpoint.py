@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import same, tiny_net
-from official_files import changed_training, described, imported, redescribe, tiny
+from official_files import change_training, import_and_load, read_description, redescribe, tiny
 from refusals import raises_user_error
 from safetensors.torch import load_file, save_file
 
@@ -31,7 +31,7 @@ def exported(trained, tmp_path):
 
 def change(path, place, value):
     """Change a value of the card, at this place inside the others."""
-    inner = card = described(path)
+    inner = card = read_description(path)
     for name in place[:-1]:
         inner = inner[name]
     inner[place[-1]] = value
@@ -91,7 +91,7 @@ def test_bad_files_are_refused_in_one_line(trained, tmp_path):
 
 
 def test_missing_ema_weights_are_said(trained, tmp_path):
-    raw = changed_training(trained, tmp_path, lambda contents: contents["callbacks"].pop("EMA"))
+    raw = change_training(trained, tmp_path, lambda contents: contents["callbacks"].pop("EMA"))
     assert load(raw).card.weights == "raw"
     with raises_user_error("EMA"):
         load(raw, "ema")
@@ -107,10 +107,10 @@ def test_a_card_is_the_same_after_a_file_of_either_format(trained, exported):
 
 
 def test_an_imported_file_has_a_card_without_what_nobody_knows(tmp_path):
-    imported(tiny(), tmp_path)
+    import_and_load(tiny(), tmp_path)
     card = read(tmp_path / "ours.safetensors", None).card
     assert (card.weighting, card.class_hash, card.latents, card.weights) == (None, None, None, "ema")
-    assert described(tmp_path / "ours.safetensors").keys().isdisjoint({"weighting", "class_hash", "latents"})
+    assert read_description(tmp_path / "ours.safetensors").keys().isdisjoint({"weighting", "class_hash", "latents"})
 
 
 def test_a_card_of_an_encoder_has_no_path_and_one_of_a_denoiser_all_of_its_parts(trained):
@@ -126,7 +126,7 @@ def test_a_card_of_an_encoder_has_no_path_and_one_of_a_denoiser_all_of_its_parts
 
 
 def test_arguments_that_a_card_leaves_out_have_their_defaults(exported, tmp_path):
-    card = described(exported)
+    card = read_description(exported)
     for name in ("schedule", "index"):
         del card["net"]["init_args"][name]
     redescribe(exported, **card)
@@ -216,7 +216,7 @@ def test_what_is_no_card_is_refused(exported, text):
 @pytest.mark.parametrize("entry", ["state_dict", "callbacks", "uvit_decay"])
 @pytest.mark.parametrize("value", [None, 3, [], {"EMA": 1}, {3: 4}, {"EMA": {"shadow": {"norm.bias": 1}}}])
 def test_a_training_checkpoint_of_other_contents_is_refused(trained, tmp_path, entry, value):
-    path = changed_training(trained, tmp_path, lambda c: c.update({entry: value}))
+    path = change_training(trained, tmp_path, lambda c: c.update({entry: value}))
     with pytest.raises(UserError):
         load(path)
 
@@ -226,7 +226,7 @@ def test_a_card_of_more_than_plain_values_or_without_end_is_refused(trained, tmp
     for _ in range(40):
         grown = [grown, grown]
     for more in ({"more": grown}, {"step": torch.zeros(2)}):
-        path = changed_training(trained, tmp_path, lambda contents, more=more: contents["uvit_decay"].update(more))
+        path = change_training(trained, tmp_path, lambda contents, more=more: contents["uvit_decay"].update(more))
         for use in (load, lambda path: export_file(path, tmp_path / "out.safetensors")):
             with raises_user_error("model card"):
                 use(path)

@@ -7,7 +7,7 @@ import zipfile
 import pytest
 import torch
 from conftest import same
-from official_files import TINY, changed_training, imported, saved, tiny
+from official_files import TINY, change_training, import_and_load, save_contents, tiny
 from refusals import raises_user_error
 
 from uvit_decay.checkpoint import load, read_training_checkpoint
@@ -86,7 +86,7 @@ def test_a_damaged_header_of_a_record_is_refused_or_changes_nothing(trained, tmp
 def test_files_without_checksums_load(trained, tmp_path):
     torch.serialization.set_crc32_options(False)
     try:
-        bare = saved(torch.load(trained, weights_only=True), tmp_path / "bare.ckpt")
+        bare = save_contents(torch.load(trained, weights_only=True), tmp_path / "bare.ckpt")
     finally:
         torch.serialization.set_crc32_options(True)
     assert same(load(bare).net.state_dict(), load(trained).net.state_dict())
@@ -127,7 +127,7 @@ def test_a_compressed_zip_is_refused_before_it_is_unpacked(trained, tmp_path):
 
 
 def test_an_imported_file_is_verified(tmp_path):
-    path, target = saved(tiny(), tmp_path / "official.pth"), tmp_path / "ours.safetensors"
+    path, target = save_contents(tiny(), tmp_path / "official.pth"), tmp_path / "ours.safetensors"
     flipped(path, tmp_path / "bad.pth", place_of(path, tiny()["pos_embed"]))
     with raises_user_error("bad.pth", "CRC-32"):
         import_official(tmp_path / "bad.pth", target, None, TINY)
@@ -160,7 +160,7 @@ WEIGHTS = [
 
 @pytest.mark.parametrize(("change", "message"), WEIGHTS)
 def test_weights_that_no_network_works_with_are_refused(trained, tmp_path, change, message):
-    path = changed_training(trained, tmp_path, lambda contents: change(contents["state_dict"]))
+    path = change_training(trained, tmp_path, lambda contents: change(contents["state_dict"]))
     for use in (load, lambda path, weights: export_file(path, tmp_path / "out.safetensors", weights)):
         with raises_user_error(message):
             use(path, "raw")
@@ -172,15 +172,15 @@ def test_weights_that_are_not_finite_are_not_imported(tmp_path, name, value):
     state = tiny() | {"alphas": torch.ones(10)}
     state[name].view(-1)[:1] = value
     with raises_user_error(name, "NaN"):
-        imported(state, tmp_path)
+        import_and_load(state, tmp_path)
 
 
 def test_average_weights_must_be_finite_and_complete(trained, tmp_path):
-    bad = changed_training(trained, tmp_path, lambda c: shadow(c)["norm.bias"].fill_(torch.nan))
+    bad = change_training(trained, tmp_path, lambda c: shadow(c)["norm.bias"].fill_(torch.nan))
     with raises_user_error("norm.bias", "NaN"):
         load(bad)
     load(bad, "raw")
-    partial = changed_training(trained, tmp_path, lambda c: shadow(c).pop("norm.bias"))
+    partial = change_training(trained, tmp_path, lambda c: shadow(c).pop("norm.bias"))
     for read in (load, lambda path: export_file(path, tmp_path / "out.safetensors")):
         with raises_user_error(1, "EMA", "norm.bias"):
             read(partial)
@@ -190,6 +190,6 @@ def test_weights_of_half_precision_become_single(trained, tmp_path):
     def halve(contents):
         contents["state_dict"] = {name: value.bfloat16() for name, value in contents["state_dict"].items()}
 
-    net = load(changed_training(trained, tmp_path, halve), "raw").net
+    net = load(change_training(trained, tmp_path, halve), "raw").net
     assert {value.dtype for value in net.state_dict().values()} == {torch.float32}
     assert all(p.requires_grad for p in net.parameters())

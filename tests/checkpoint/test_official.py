@@ -10,13 +10,13 @@ from official_files import (
     HERE,
     TINY,
     check_note,
-    described,
-    imported,
+    import_and_load,
     is_close,
     meta,
     ours,
+    read_description,
     redescribe,
-    saved,
+    save_contents,
     tiny,
 )
 from refusals import raises_user_error
@@ -97,7 +97,7 @@ def test_what_is_said_comes_before_what_is_published():
 @pytest.mark.parametrize("options", CASES.values(), ids=CASES)
 def test_a_file_is_told_by_names_and_shapes_is_the_official_function_and_goes_back(tmp_path, options):
     state, config = tiny(**options), SMALL | options
-    checkpoint = imported(state, tmp_path)
+    checkpoint = import_and_load(state, tmp_path)
     x, t, y = inputs(**config)
     assert is_close(checkpoint.net(x, t, y), official_forward(state, x, t, y, **config))
     assert checkpoint.net.config == UViT(**config).config
@@ -109,7 +109,7 @@ def test_a_file_is_told_by_names_and_shapes_is_the_official_function_and_goes_ba
 
 
 def test_a_discrete_network_is_told_the_number_of_its_level(tmp_path):
-    checkpoint = imported(tiny(), tmp_path, ImportOptions(heads=2, path="sd-discrete"))
+    checkpoint = import_and_load(tiny(), tmp_path, ImportOptions(heads=2, path="sd-discrete"))
     assert checkpoint.path == SDDiscrete()
     x, t, _ = inputs()
     assert is_close(checkpoint.net(x, t), official_forward(tiny(), x, t, time_scale=1000.0, **SMALL))
@@ -117,9 +117,9 @@ def test_a_discrete_network_is_told_the_number_of_its_level(tmp_path):
 
 def test_other_forms_of_a_file_are_the_same_network(tmp_path):
     """As DataParallel names the entries, and as torch wrote before 1.6."""
-    expected = imported(tiny(), tmp_path).net.state_dict()
+    expected = import_and_load(tiny(), tmp_path).net.state_dict()
     parallel = {f"module.{name}": value for name, value in tiny().items()}
-    assert same(imported(parallel, tmp_path).net.state_dict(), expected)
+    assert same(import_and_load(parallel, tmp_path).net.state_dict(), expected)
     torch.save(tiny(), tmp_path / "old.pth", _use_new_zipfile_serialization=False)
     import_official(tmp_path / "old.pth", tmp_path / "ours.safetensors", None, TINY)
     assert same(load(tmp_path / "ours.safetensors").net.state_dict(), expected)
@@ -127,16 +127,16 @@ def test_other_forms_of_a_file_are_the_same_network(tmp_path):
 
 def test_tensors_that_share_memory_are_imported(tmp_path):
     both = torch.rand(2, 16)
-    imported(tiny() | {"norm.bias": both[0], "norm.weight": both[1]}, tmp_path)
-    imported(tiny() | {"norm.bias": both[0], "norm.weight": both[0]}, tmp_path)
+    import_and_load(tiny() | {"norm.bias": both[0], "norm.weight": both[1]}, tmp_path)
+    import_and_load(tiny() | {"norm.bias": both[0], "norm.weight": both[0]}, tmp_path)
 
 
 @pytest.mark.parametrize(("weights", "seed"), [(None, 1), ("ema", 1), ("raw", 2)])
 def test_an_official_folder_gives_its_step_and_either_weights(tmp_path, weights, seed):
     folder = tmp_path / "500000.ckpt"
-    saved(500_000, folder / "step.pth")
-    saved(tiny(seed=1), folder / "nnet_ema.pth")
-    saved(tiny(seed=2), folder / "nnet.pth")
+    save_contents(500_000, folder / "step.pth")
+    save_contents(tiny(seed=1), folder / "nnet_ema.pth")
+    save_contents(tiny(seed=2), folder / "nnet.pth")
     import_official(folder, tmp_path / "ours.safetensors", weights, TINY)
     checkpoint = load(tmp_path / "ours.safetensors")
     card = checkpoint.card
@@ -146,7 +146,7 @@ def test_an_official_folder_gives_its_step_and_either_weights(tmp_path, weights,
 
 def test_a_file_named_as_raw_weights_holds_raw_weights(tmp_path):
     for name, kind in {"nnet.pth": "raw", "nnet_ema.pth": "ema"}.items():
-        import_official(saved(tiny(), tmp_path / name), tmp_path / "ours.safetensors", None, TINY)
+        import_official(save_contents(tiny(), tmp_path / name), tmp_path / "ours.safetensors", None, TINY)
         assert load(tmp_path / "ours.safetensors").card.weights == kind
 
 
@@ -165,7 +165,7 @@ def test_a_safetensors_file_is_exported_again(trained, tmp_path):
     first, second = tmp_path / "first.safetensors", tmp_path / "second.safetensors"
     export_file(trained, first, "raw")
     export_file(first, second)
-    assert described(second) == described(first)
+    assert read_description(second) == read_description(first)
     assert same(load_file(second), load_file(first))
     with raises_user_error("raw", "ema"):
         export_file(first, tmp_path / "official.pth", "ema")

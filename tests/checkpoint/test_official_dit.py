@@ -7,7 +7,7 @@ from argparse import Namespace
 import pytest
 import torch
 from diffusers import DDIMScheduler, DiTTransformer2DModel
-from official_files import HERE, described, imported, is_close, meta, redescribe, saved, tiny_sit
+from official_files import HERE, import_and_load, is_close, meta, read_description, redescribe, save_contents, tiny_sit
 from refusals import find_line, raises_user_error
 from safetensors.torch import load_file, save_file
 from sit_reference import SMALL, official_forward, official_shapes
@@ -100,7 +100,7 @@ def test_the_published_file_is_recognised_by_its_name():
 
 
 def test_an_official_file_is_imported_as_the_function_of_its_levels(tmp_path):
-    checkpoint = imported(tiny_dit(), tmp_path, ImportOptions(heads=2, path="ddpm-linear"))
+    checkpoint = import_and_load(tiny_dit(), tmp_path, ImportOptions(heads=2, path="ddpm-linear"))
     x, y, out = both_halves(checkpoint.net)
     doubled = {**tiny_dit()}
     mean = official_forward(doubled, x, LEVELS.float(), y, **SMALL, learn_sigma=True)
@@ -115,7 +115,7 @@ def test_an_official_file_is_imported_as_the_function_of_its_levels(tmp_path):
 
 def test_a_training_file_says_that_it_is_a_dit(tmp_path):
     parts = {"model": tiny_sit(seed=2), "ema": tiny_dit(), "opt": {}, "args": Namespace(model="DiT-XL/2", vae="ema")}
-    source = saved(parts, tmp_path / "0400000.pt")
+    source = save_contents(parts, tmp_path / "0400000.pt")
     text = import_official(source, tmp_path / "ours.safetensors", None, TINY)
     assert "learned_variance True" in text
     assert "step 400000" in text
@@ -124,7 +124,7 @@ def test_a_training_file_says_that_it_is_a_dit(tmp_path):
 
 
 def test_it_goes_back_with_the_name_of_a_dit_or_a_note(tmp_path):
-    imported(tiny_dit(), tmp_path, ImportOptions(heads=2, path="ddpm-linear"))
+    import_and_load(tiny_dit(), tmp_path, ImportOptions(heads=2, path="ddpm-linear"))
     ours = tmp_path / "ours.safetensors"
     note = export_file(ours, tmp_path / "DiT-tiny.pt")
     assert "heads 2" in note
@@ -176,7 +176,7 @@ def test_other_forms_of_the_folder_are_the_same_network(pipeline, tmp_path, form
     actual, expected = (load_file(tmp_path / f"{name}.safetensors") for name in ("actual", "expected"))
     assert actual.keys() == expected.keys()
     assert all(torch.allclose(actual[name], expected[name], atol=1e-7) for name in actual)
-    assert described(tmp_path / "actual.safetensors")["class_names"] == NAMES
+    assert read_description(tmp_path / "actual.safetensors")["class_names"] == NAMES
 
 
 TRANSFORMER, INDEX, SCHEDULER = "transformer/config.json", "model_index.json", "scheduler/scheduler_config.json"

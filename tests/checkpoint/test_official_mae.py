@@ -9,8 +9,8 @@ import mae_reference as reference
 import pytest
 import torch
 from conftest import same
-from mae_reference import BASE, SMALL, SMALL_VIT, inputs, standardised
-from official_files import HERE, TINY_ENCODER, TINY_MAE, check_note, imported, meta, our_encoder, saved
+from mae_reference import BASE, SMALL, SMALL_VIT, inputs, standardise
+from official_files import HERE, TINY_ENCODER, TINY_MAE, check_note, import_and_load, meta, our_encoder, save_contents
 from refusals import find_line
 
 from uvit_decay.checkpoint import load
@@ -37,7 +37,7 @@ ALPHAS = torch.linspace(1, 0.6, 8).tolist()
 def expected(contents, alphas=None):
     """Prediction and mask of the file's weights at our inputs."""
     x, noise = inputs(**SMALL)
-    return reference.mae_forward(contents["model"], standardised(x), noise, alphas=alphas, **SMALL)
+    return reference.mae_forward(contents["model"], standardise(x), noise, alphas=alphas, **SMALL)
 
 
 def difference(net, contents, alphas=None):
@@ -92,62 +92,62 @@ def test_prediction_and_loss_at_the_published_widths_are_the_published_ones():
     with torch.no_grad():
         prediction, mask = model.net(x, noise)
         alphas = torch.linspace(1, 0.6, 4).tolist()
-        theirs, their_mask = reference.mae_forward(state, standardised(x), noise, alphas=alphas, **layout)
+        theirs, their_mask = reference.mae_forward(state, standardise(x), noise, alphas=alphas, **layout)
     assert mask.sum() == 147
     assert torch.equal(mask, their_mask)
     assert torch.allclose(prediction, theirs, rtol=1e-5, atol=1e-5)
-    expected = reference.loss(standardised(x), theirs, mask, 16).item()
+    expected = reference.loss(standardise(x), theirs, mask, 16).item()
     assert model.net.reconstruction_loss(x, prediction, mask).item() == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("norm_pix", [True, False])
 def test_an_imported_mae_is_the_published_function(tmp_path, norm_pix):
     contents = reference.full_file(**SMALL)
-    checkpoint = imported(contents, tmp_path, replace(TINY_MAE, norm_pix=norm_pix))
+    checkpoint = import_and_load(contents, tmp_path, replace(TINY_MAE, norm_pix=norm_pix))
     assert difference(checkpoint.net, contents) < 1e-5
     x, noise = inputs(**SMALL)
     prediction, mask = expected(contents)
-    theirs = reference.loss(standardised(x), prediction, mask, SMALL["patch_size"], norm_pix)
+    theirs = reference.loss(standardise(x), prediction, mask, SMALL["patch_size"], norm_pix)
     assert checkpoint.net.reconstruction_loss(x, prediction, mask).item() == pytest.approx(theirs.item(), abs=1e-5)
     assert (checkpoint.card.weights, checkpoint.path, checkpoint.card.class_names) == ("raw", None, ())
 
 
 def test_a_file_of_the_authors_is_imported_with_the_alpha_min_that_it_records(tmp_path):
     contents = reference.decayed_file(**SMALL, min_decay=0.6)
-    net = imported(contents, tmp_path, TINY_MAE).net
+    net = import_and_load(contents, tmp_path, TINY_MAE).net
     assert (net.config["alpha_min"], net.config["wiring"], net.config["norm_pix"]) == (0.6, "decayed", True)
     assert difference(net, contents, ALPHAS) < 1e-5 < difference(net, contents)
-    said = imported(reference.decayed_file(**SMALL), tmp_path, replace(TINY_MAE, alpha_min=0.6)).net
+    said = import_and_load(reference.decayed_file(**SMALL), tmp_path, replace(TINY_MAE, alpha_min=0.6)).net
     assert same(said.state_dict(), net.state_dict())
     contents["args"].norm_pix_loss = False
-    assert imported(contents, tmp_path, TINY_MAE).net.config["norm_pix"] is False
+    assert import_and_load(contents, tmp_path, TINY_MAE).net.config["norm_pix"] is False
 
 
 def test_skip_layers_that_nothing_reads_are_left_out_and_said(tmp_path):
     layout = SMALL | dict(depth=8)
     contents = reference.decayed_file(**layout, min_decay=1.0)
-    path = saved(contents, tmp_path / "official.pth")
+    path = save_contents(contents, tmp_path / "official.pth")
     note = import_official(path, tmp_path / "ours.safetensors", None, TINY_MAE)
     find_line(note, "skip.3")
     net = load(tmp_path / "ours.safetensors").net
     assert len(net.skip) == 3
     x, noise = inputs(**SMALL)
-    prediction, _ = reference.mae_forward(contents["model"], standardised(x), noise, **layout)
+    prediction, _ = reference.mae_forward(contents["model"], standardise(x), noise, **layout)
     assert torch.allclose(net(x, noise)[0], prediction, atol=1e-5)
 
 
 @pytest.mark.parametrize("file", [reference.finetuned_file, reference.probed_file])
 def test_an_imported_classifier_is_the_published_function(tmp_path, file):
     contents, (x, _) = file(**SMALL), inputs(**SMALL)
-    checkpoint = imported(contents, tmp_path, TINY_ENCODER)
-    assert torch.allclose(checkpoint.net(x), reference.logits(contents["model"], standardised(x), 2), atol=1e-5)
+    checkpoint = import_and_load(contents, tmp_path, TINY_ENCODER)
+    assert torch.allclose(checkpoint.net(x), reference.logits(contents["model"], standardise(x), 2), atol=1e-5)
     assert checkpoint.card.class_names == tuple("01234")
 
 
 def test_a_network_of_other_channels_computes_in_their_own_scale(tmp_path):
     layout = SMALL | dict(channels=1)
     contents = reference.full_file(**layout)
-    net = imported(contents, tmp_path, TINY_MAE).net
+    net = import_and_load(contents, tmp_path, TINY_MAE).net
     x, noise = inputs(**layout)
     assert net.config["pixels"] == "unit"
     assert torch.allclose(net(x, noise)[0], reference.mae_forward(contents["model"], x, noise, **SMALL)[0], atol=1e-5)
@@ -155,11 +155,14 @@ def test_a_network_of_other_channels_computes_in_their_own_scale(tmp_path):
 
 def test_arguments_may_be_a_dict_or_missing(tmp_path):
     contents = reference.decayed_file(**SMALL) | {"args": {"min_decay": 0.6}}
-    assert imported(contents, tmp_path, TINY_MAE).net.config["alpha_min"] == 0.6
+    assert import_and_load(contents, tmp_path, TINY_MAE).net.config["alpha_min"] == 0.6
     args = Namespace(norm_pix_loss=True)  # of the pre-training of an encoder whose decoder is gone
-    assert imported(reference.pretrained_file(**SMALL) | {"args": args}, tmp_path, TINY_ENCODER).net.num_classes == 0
+    assert (
+        import_and_load(reference.pretrained_file(**SMALL) | {"args": args}, tmp_path, TINY_ENCODER).net.num_classes
+        == 0
+    )
     for args in (None, Namespace()):
-        net = imported(reference.full_file(**SMALL) | {"args": args}, tmp_path, TINY_MAE).net
+        net = import_and_load(reference.full_file(**SMALL) | {"args": args}, tmp_path, TINY_MAE).net
         assert net.config["alpha_min"] == 1.0
 
 
@@ -177,7 +180,7 @@ def test_arguments_may_be_a_dict_or_missing(tmp_path):
 )
 def test_official_to_ours_to_official_is_equal(tmp_path, file, hints, lost):
     contents = file(**SMALL)
-    imported(contents, tmp_path, hints)
+    import_and_load(contents, tmp_path, hints)
     note = export_file(tmp_path / "ours.safetensors", tmp_path / "back.pth")
     line, licence = note.splitlines()
     check_note(line, lost)

@@ -10,7 +10,7 @@ import sit_reference
 import torch
 import uvit_reference
 from conftest import same
-from official_files import TINY, TINY_ENCODER, TINY_MAE, changed, imported, our_encoder, tiny, tiny_sit
+from official_files import TINY, TINY_ENCODER, TINY_MAE, change_state, import_and_load, our_encoder, tiny, tiny_sit
 from refusals import raises_user_error
 
 from uvit_decay.checkpoint import load
@@ -23,43 +23,43 @@ zeros = torch.zeros
 
 
 def mae(*without, wiring="official", **entries):
-    state = changed(reference.random_state(**reference.SMALL, wiring=wiring), *without, **entries)
+    state = change_state(reference.random_state(**reference.SMALL, wiring=wiring), *without, **entries)
     return {"model": state, "epoch": 3}
 
 
 def encoder(*without, **entries):
-    return changed(reference.finetuned_file(**reference.SMALL)["model"], *without, **entries)
+    return change_state(reference.finetuned_file(**reference.SMALL)["model"], *without, **entries)
 
 
 UVITS = [
-    (changed(tiny(), "norm.bias"), "norm.bias"),
-    (changed(tiny(), "pos_embed"), "pos_embed"),
-    (changed(tiny(), "in_blocks.1."), "in_blocks.1.norm1.weight"),
-    (changed(tiny(), norm3__bias=zeros(2)), ("norm3.bias", "U-ViT")),
-    (changed(tiny(), norm__bias=zeros(17)), ("norm.bias", "(17,)", "(16,)")),
-    (changed(tiny(), pos_embed=zeros(17, 16)), ("pos_embed", "(17, 16)")),
-    (changed(tiny(), patch_embed__proj__weight=zeros(0, 3, 2, 2)), "(0, 3, 2, 2)"),
-    (changed(tiny(), pos_embed=zeros(1, 16, 16)), (15, "square")),
-    (changed(tiny(), norm__bias=[0.0]), ("norm.bias", "list")),
-    (changed(tiny(), module__norm__bias=zeros(16)), ("norm.bias", "module.norm.bias")),
-    (changed(tiny(), alphas=zeros(0)), ("alphas", "(0,)")),
-    (changed(tiny(), alphas=torch.ones(10, dtype=torch.int64)), ("alphas", "torch.int64")),
-    (changed(tiny(), alphas=torch.ones(3)), "give --alpha-min"),
-    (changed(tiny(), pos_embed=zeros(1).expand(1, 10**10 + 1, 16)), "larger"),
+    (change_state(tiny(), "norm.bias"), "norm.bias"),
+    (change_state(tiny(), "pos_embed"), "pos_embed"),
+    (change_state(tiny(), "in_blocks.1."), "in_blocks.1.norm1.weight"),
+    (change_state(tiny(), norm3__bias=zeros(2)), ("norm3.bias", "U-ViT")),
+    (change_state(tiny(), norm__bias=zeros(17)), ("norm.bias", "(17,)", "(16,)")),
+    (change_state(tiny(), pos_embed=zeros(17, 16)), ("pos_embed", "(17, 16)")),
+    (change_state(tiny(), patch_embed__proj__weight=zeros(0, 3, 2, 2)), "(0, 3, 2, 2)"),
+    (change_state(tiny(), pos_embed=zeros(1, 16, 16)), (15, "square")),
+    (change_state(tiny(), norm__bias=[0.0]), ("norm.bias", "list")),
+    (change_state(tiny(), module__norm__bias=zeros(16)), ("norm.bias", "module.norm.bias")),
+    (change_state(tiny(), alphas=zeros(0)), ("alphas", "(0,)")),
+    (change_state(tiny(), alphas=torch.ones(10, dtype=torch.int64)), ("alphas", "torch.int64")),
+    (change_state(tiny(), alphas=torch.ones(3)), "give --alpha-min"),
+    (change_state(tiny(), pos_embed=zeros(1).expand(1, 10**10 + 1, 16)), "larger"),
 ]
 SITS = [
-    (changed(tiny_sit(), "final_layer.linear.weight"), "final_layer.linear.weight"),
-    (changed(tiny_sit(), "blocks."), "blocks.0.mlp.fc1.weight"),
-    (changed(tiny_sit(**DECAYED), "dec_blocks."), "dec_blocks.0.skip.weight"),
-    (changed(tiny_sit(**DECAYED), "dec_blocks.1.skip.bias"), "dec_blocks.1.skip.bias"),
+    (change_state(tiny_sit(), "final_layer.linear.weight"), "final_layer.linear.weight"),
+    (change_state(tiny_sit(), "blocks."), "blocks.0.mlp.fc1.weight"),
+    (change_state(tiny_sit(**DECAYED), "dec_blocks."), "dec_blocks.0.skip.weight"),
+    (change_state(tiny_sit(**DECAYED), "dec_blocks.1.skip.bias"), "dec_blocks.1.skip.bias"),
     (tiny_sit() | tiny_sit(**DECAYED), ("SiT", "blocks")),
-    (changed(tiny_sit(), t_embedder__mlp__2__bias=zeros(9)), ("t_embedder.mlp.2.bias", "(9,)")),
+    (change_state(tiny_sit(), t_embedder__mlp__2__bias=zeros(9)), ("t_embedder.mlp.2.bias", "(9,)")),
     (
-        changed(tiny_sit(), final_layer__linear__weight=zeros(24, 16), final_layer__linear__bias=zeros(24)),
+        change_state(tiny_sit(), final_layer__linear__weight=zeros(24, 16), final_layer__linear__bias=zeros(24)),
         ("24 rows", "2x2x4", 16, 32),
     ),
-    (changed(tiny_sit(), final_layer__linear__bias=zeros(17)), "final_layer.linear"),
-    (changed(tiny_sit(), y_embedder__embedding_table__weight=zeros(4, 17)), "(4, 17)"),
+    (change_state(tiny_sit(), final_layer__linear__bias=zeros(17)), "final_layer.linear"),
+    (change_state(tiny_sit(), y_embedder__embedding_table__weight=zeros(4, 17)), "(4, 17)"),
 ]
 MAES = [
     (mae("decoder_"), "decoder_embed.weight"),
@@ -97,7 +97,7 @@ FULL, ENCODER, TUNED = (
     kind(**reference.SMALL) for kind in (reference.full_file, reference.pretrained_file, reference.finetuned_file)
 )
 RECORDED = reference.decayed_file(**reference.SMALL, min_decay=0.7)
-NO_NORM = changed(reference.random_state(**reference.SMALL), "norm.", "decoder", "mask")
+NO_NORM = change_state(reference.random_state(**reference.SMALL), "norm.", "decoder", "mask")
 SKIPS = tiny_sit(**DECAYED)
 HINTS = [
     (tiny(), ImportOptions(), ("width", 16, "depth", 4, "--heads")),
@@ -155,7 +155,7 @@ MISFITS = [(contents, hints, ("official.pth", message)) for family, hints in FAM
 @pytest.mark.parametrize(("contents", "hints", "message"), MISFITS + HINTS)
 def test_what_does_not_fit_is_refused_with_what_is_wrong(tmp_path, contents, hints, message):
     with raises_user_error(message):
-        imported(contents, tmp_path, hints)
+        import_and_load(contents, tmp_path, hints)
     assert not (tmp_path / "ours.safetensors").exists()
 
 
@@ -166,10 +166,10 @@ def test_recorded_alphas_must_be_those_that_are_said(tmp_path):
     )
     for state in (net.state_dict() for net in nets):
         with raises_user_error("1 to 0.7", "alpha_min 1", "--alpha-min 0.7"):
-            imported(state, tmp_path)
-        assert same(imported(state, tmp_path, replace(TINY, alpha_min=0.7)).net.state_dict(), state)
+            import_and_load(state, tmp_path)
+        assert same(import_and_load(state, tmp_path, replace(TINY, alpha_min=0.7)).net.state_dict(), state)
     ordinary = sit_reference.loaded(**DECAYED).state_dict()
-    assert same(imported(ordinary, tmp_path).net.state_dict(), ordinary), "its alphas tell that they are 1"
+    assert same(import_and_load(ordinary, tmp_path).net.state_dict(), ordinary), "its alphas tell that they are 1"
 
 
 def test_a_choice_that_is_none_is_one_line():

@@ -11,7 +11,7 @@ import mae_reference
 import pytest
 import torch
 from conftest import same
-from official_files import TINY, described, our_encoder, ours, redescribe, saved, tiny, tiny_sit
+from official_files import TINY, our_encoder, ours, read_description, redescribe, save_contents, tiny, tiny_sit
 from refusals import raises_user_error
 from safetensors.torch import load_file, save_file
 
@@ -50,7 +50,7 @@ OTHERS = {
 
 @pytest.mark.parametrize(("contents", "message"), OTHERS.values(), ids=OTHERS)
 def test_another_file_is_refused_by_its_name(tmp_path, contents, message):
-    path, target = saved(contents, tmp_path / "other.pth"), tmp_path / "ours.safetensors"
+    path, target = save_contents(contents, tmp_path / "other.pth"), tmp_path / "ours.safetensors"
     with raises_user_error("other.pth", message):
         import_official(path, target, None, TINY)
     assert not target.exists()
@@ -129,7 +129,7 @@ def test_our_own_files_need_no_import(trained, tmp_path):
     ],
 )
 def test_a_reader_of_ours_says_how_to_import(tmp_path, contents, kind):
-    path = saved(contents, tmp_path / "official.pth")
+    path = save_contents(contents, tmp_path / "official.pth")
     for read in (load, lambda path: export_file(path, tmp_path / "ours.safetensors")):
         with raises_user_error(kind, "uvit-decay import"):
             read(path)
@@ -178,7 +178,7 @@ def test_norms_that_no_official_layout_has_are_refused_but_exported(tmp_path, op
 
 def test_a_network_of_no_official_family_is_refused(tmp_path):
     path = ours(tmp_path)
-    card = described(path)
+    card = read_description(path)
     save_file(Mlp(2, 3).state_dict(), path, {"uvit_decay": json.dumps(card)})
     redescribe(path, net={"class_path": "uvit_decay.nn.block.Mlp", "init_args": {"dim": 2, "hidden": 3}})
     with raises_user_error("Mlp", "UViT", "SiT", "MAE", "ViT", ".safetensors"):
@@ -196,11 +196,11 @@ def test_a_target_of_another_suffix_is_refused(trained, tmp_path, name):
 @pytest.mark.parametrize("step", [True, -1, 10**30, 1.5, tiny()])
 def test_a_folder_without_its_files_or_of_another_step_is_refused(tmp_path, step):
     folder, target = tmp_path / "7.ckpt", tmp_path / "ours.safetensors"
-    saved(tiny(), folder / "nnet.pth")
+    save_contents(tiny(), folder / "nnet.pth")
     with raises_user_error("nnet_ema.pth"):
         import_official(folder, target, None, TINY)
     import_official(folder, target, "raw", TINY)
     assert load(target).card.step == 0
-    saved(step, folder / "step.pth")
+    save_contents(step, folder / "step.pth")
     with raises_user_error("step.pth"):
         import_official(folder, target, "raw", TINY)

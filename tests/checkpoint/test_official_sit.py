@@ -10,14 +10,14 @@ from conftest import same
 from official_files import (
     HERE,
     check_note,
-    described,
-    imported,
+    import_and_load,
     is_close,
     meta,
     our_sit,
     plain_head,
+    read_description,
     redescribe,
-    saved,
+    save_contents,
     tiny_sit,
 )
 from sit_reference import SMALL, VARIANTS, inputs, official_forward, official_shapes
@@ -87,7 +87,7 @@ def test_published_files_are_recognised(name, options, tensors, count):
 def test_an_imported_file_is_the_published_function_and_goes_back(tmp_path, options):
     state, plain_labels = tiny_sit(**options), not options.get("null_label", True)
     hints = ImportOptions(heads=2, alpha_min=1.0, num_classes=3 if plain_labels else None)
-    checkpoint = imported(state, tmp_path, hints)
+    checkpoint = import_and_load(state, tmp_path, hints)
     assert is_close(output(checkpoint, options), expected(state, options))
     card = checkpoint.card
     assert (card.prediction, checkpoint.path, card.step, card.weights) == ("velocity", Linear(), 0, "ema")
@@ -100,13 +100,13 @@ def test_an_imported_file_is_the_published_function_and_goes_back(tmp_path, opti
 
 @pytest.mark.parametrize(("weights", "seed"), [(None, 1), ("ema", 1), ("raw", 2)])
 def test_a_training_file_gives_its_step_and_either_weights(tmp_path, weights, seed):
-    path = saved(training(), tmp_path / "0400000.pt")
+    path = save_contents(training(), tmp_path / "0400000.pt")
     import_official(path, tmp_path / "ours.safetensors", weights, PLAIN)
     checkpoint = load(tmp_path / "ours.safetensors")
     card = checkpoint.card
     assert (card.step, card.weights, card.data) == (400_000, weights or "ema", "unknown, imported from 0400000.pt")
     assert torch.equal(checkpoint.net.pos_embed, tiny_sit(seed=seed)["pos_embed"])
-    import_official(saved(training(), tmp_path / "renamed.pt"), tmp_path / "ours.safetensors", weights, PLAIN)
+    import_official(save_contents(training(), tmp_path / "renamed.pt"), tmp_path / "ours.safetensors", weights, PLAIN)
     assert load(tmp_path / "ours.safetensors").card.step == 0
 
 
@@ -114,22 +114,24 @@ def test_a_training_file_gives_its_step_and_either_weights(tmp_path, weights, se
 def test_the_arguments_of_a_training_run_are_used_where_the_caller_is_silent(tmp_path, kind):
     arguments = kind(path_type="VP", prediction="noise", min_sigma=0.6)
     contents = training(ema=tiny_sit(wiring="decayed"), args=arguments)
-    checkpoint = imported(contents, tmp_path, PLAIN)
+    checkpoint = import_and_load(contents, tmp_path, PLAIN)
     assert (checkpoint.path, checkpoint.card.prediction, checkpoint.net.config["alpha_min"]) == (VP(), "eps", 0.6)
-    checkpoint = imported(contents, tmp_path, ImportOptions(heads=2, path="gvp", prediction="score", alpha_min=0.6))
+    checkpoint = import_and_load(
+        contents, tmp_path, ImportOptions(heads=2, path="gvp", prediction="score", alpha_min=0.6)
+    )
     assert (checkpoint.path, checkpoint.card.prediction) == (GVP(), "score")
 
 
 def test_a_training_file_needs_no_arguments(tmp_path):
     contents = training()
     del contents["args"], contents["opt"], contents["model"]
-    assert imported(contents, tmp_path, PLAIN).path == Linear()
-    assert imported(training(args=None), tmp_path, PLAIN).path == Linear()
+    assert import_and_load(contents, tmp_path, PLAIN).path == Linear()
+    assert import_and_load(training(args=None), tmp_path, PLAIN).path == Linear()
 
 
 def test_reading_arguments_trusts_their_class_no_longer_than_that(tmp_path):
-    path = saved(training(), tmp_path / "official.pt")
-    imported(training(), tmp_path, PLAIN)
+    path = save_contents(training(), tmp_path / "official.pt")
+    import_and_load(training(), tmp_path, PLAIN)
     assert Namespace not in torch.serialization.get_safe_globals()
     with pytest.raises(Exception, match=r"argparse\.Namespace"):
         torch.load(path, weights_only=True)
@@ -152,7 +154,7 @@ def test_ours_to_official_to_ours_is_equal(tmp_path, options):
 def test_all_that_an_import_would_guess_wrong_is_named_where_it_is_lost(tmp_path):
     path = our_sit(tmp_path, null_label=False, wiring="decayed", alpha_min=0.6, branches="mlp")
     path_spec = {"class_path": "uvit_decay.diffusion.noise_path.GVP", "init_args": asdict(GVP())}
-    redescribe(path, path=path_spec, prediction="eps", latents=described(path)["latents"] | {"scale": 0.13})
+    redescribe(path, path=path_spec, prediction="eps", latents=read_description(path)["latents"] | {"scale": 0.13})
     lost = "num_classes 3, null_label False, alpha_min 0.6, branches mlp, learn_sigma False"
     lost += ", prediction eps, path GVP {}, scale 0.13"
     check_note(export_file(path, tmp_path / "official.pt"), f"heads 2, {lost}", "branches")

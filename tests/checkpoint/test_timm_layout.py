@@ -4,8 +4,8 @@ import pytest
 import timm
 import torch
 from conftest import same
-from mae_reference import BASE, SMALL, SMALL_VIT, STD, inputs, standardised
-from official_files import TINY_ENCODER, imported, our_encoder, ours
+from mae_reference import BASE, SMALL, SMALL_VIT, STD, inputs, standardise
+from official_files import TINY_ENCODER, import_and_load, our_encoder, ours
 from refusals import find_line, raises_user_error
 from safetensors.torch import load_file
 
@@ -64,7 +64,7 @@ def test_the_printed_lines_give_the_same_function_in_timm(tmp_path, kind, option
     net = load(path).net.double()
     model = built(export_file(path, tmp_path / "timm.pth", to="timm")).double()
     x = inputs(**options)[0].double()
-    scaled = standardised(x) if net.config["pixels"] == "imagenet" else x
+    scaled = standardise(x) if net.config["pixels"] == "imagenet" else x
     with torch.no_grad():
         assert torch.allclose(model(scaled), expected(net, x), rtol=0, atol=1e-6)
     std = timm.data.resolve_model_data_config(model)["std"]
@@ -87,7 +87,7 @@ def test_gradients_of_the_decayed_encoder_are_the_same_in_timm(tmp_path):
     net, model = load(path).net, built(export_file(path, tmp_path / "timm.safetensors", to="timm"))
     x, _ = inputs(**SMALL)
     expected(net, x).square().sum().backward()
-    model(standardised(x)).square().sum().backward()
+    model(standardise(x)).square().sum().backward()
     for name, parameter in model.named_parameters():
         theirs = dict(net.named_parameters())[name].grad if name != "pos_embed" else parameter.grad
         assert torch.allclose(parameter.grad, theirs, rtol=0, atol=1e-5 * float(theirs.abs().max())), name
@@ -131,6 +131,6 @@ def test_what_timm_cannot_express_is_refused_in_one_line(tmp_path):
 def test_a_vision_transformer_of_timm_is_imported(tmp_path):
     model = timm.create_model("vit_base_patch16_224.mae", img_size=8, patch_size=2, embed_dim=16, depth=4, num_heads=2)
     x, _ = inputs(**SMALL)
-    net = imported(model.state_dict(), tmp_path, TINY_ENCODER).net
+    net = import_and_load(model.state_dict(), tmp_path, TINY_ENCODER).net
     with torch.no_grad():
-        assert torch.allclose(net.pooled(x), model.eval()(standardised(x)), atol=1e-5)
+        assert torch.allclose(net.pooled(x), model.eval()(standardise(x)), atol=1e-5)

@@ -8,7 +8,7 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from PIL import Image
 from refusals import find_line
-from run_folders import METADATA, a_run, compare, configuration, refused, shifted
+from run_folders import METADATA, a_run, compare, configuration, refused, shift_evaluations
 
 from uvit_decay import plots
 from uvit_decay.compare.report import pearson, remarks
@@ -20,8 +20,8 @@ from uvit_decay.runtime.validation import flat
 @pytest.fixture
 def four(tmp_path):
     """Two alphas, two seeds each."""
-    plain = [a_run(tmp_path, s, shifted(0.02 * s), 14.0 + s, alpha_min=1.0, seed=s) for s in (0, 1)]
-    return [*plain, *(a_run(tmp_path, 2 + s, shifted(0.1), alpha_min=0.7, seed=s) for s in (0, 1))]
+    plain = [a_run(tmp_path, s, shift_evaluations(0.02 * s), 14.0 + s, alpha_min=1.0, seed=s) for s in (0, 1)]
+    return [*plain, *(a_run(tmp_path, 2 + s, shift_evaluations(0.1), alpha_min=0.7, seed=s) for s in (0, 1))]
 
 
 def test_the_table_and_the_figure(four, tmp_path, monkeypatch, capsys):

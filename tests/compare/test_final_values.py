@@ -8,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 from refusals import find_line
-from run_folders import EVALUATIONS, a_run, compare, refused, shifted
+from run_folders import EVALUATIONS, a_run, compare, refused, shift_evaluations
 
 from uvit_decay.compare.report import pearson, remarks
 from uvit_decay.compare.runs import BEST, DIMENSIONS, Run, group_by_options
@@ -21,8 +21,8 @@ def eight(tmp_path):
     settings = [(alpha, dim, seed) for alpha in (1.0, 0.7) for dim in (8, 16) for seed in (0, 1)]
     return [
         a_run(
-            tmp_path, i, shifted(0.01 * seed + 0.1 * alpha), metadata=None, dimensions=True, top1=0.9 - 0.1 * seed,
-            alpha_min=alpha, dim=dim, seed=seed,
+            tmp_path, i, shift_evaluations(0.01 * seed + 0.1 * alpha), metadata=None, dimensions=True,
+            top1=0.9 - 0.1 * seed, alpha_min=alpha, dim=dim, seed=seed,
         )
         for i, (alpha, dim, seed) in enumerate(settings)
     ]  # fmt: skip

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from image_noise import SIZE, fails, noise, tar_of, tarred, tree
+from image_noise import SIZE, fails, noise, tar_of, tree, write_tar
 from PIL import Image
 from refusals import find_line, raises_user_error
 
@@ -28,7 +28,7 @@ def png(seed: int = 0) -> bytes:
 @pytest.fixture
 def whole(tmp_path) -> Path:
     """A tar of class folders."""
-    return tarred(tree(tmp_path / "data", NAMES), tmp_path / "train.tar")
+    return write_tar(tree(tmp_path / "data", NAMES), tmp_path / "train.tar")
 
 
 def same(path: Path, folder: Path) -> None:
@@ -44,32 +44,32 @@ def same(path: Path, folder: Path) -> None:
 @pytest.mark.parametrize("layout", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_class_folders(tmp_path, layout):
     folder = tree(tmp_path / "data", NAMES)
-    same(tarred(folder, tmp_path / "data.tar", layout=layout), folder)
-    same(tarred(folder, tmp_path / "named-otherwise", layout=layout), folder)
+    same(write_tar(folder, tmp_path / "data.tar", layout=layout), folder)
+    same(write_tar(folder, tmp_path / "named-otherwise", layout=layout), folder)
 
 
 @pytest.mark.parametrize("layout", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_long_and_foreign_names(tmp_path, layout):
     folder = tree(tmp_path / "data", [f"{'deep/' * 30}katze-{'ü' * 60}/{'x' * 150}.png", "hünd/ß.png", "zebra/a.png"])
-    same(tarred(folder, tmp_path / "data.tar", layout=layout), folder)
+    same(write_tar(folder, tmp_path / "data.tar", layout=layout), folder)
 
 
 def test_archives_inside_are_not_opened(tmp_path):
     folder = tree(tmp_path / "data", ["cat/a.png"])
-    tarred(folder, folder / "inner.tar")
+    write_tar(folder, folder / "inner.tar")
     (folder / "backup.tar.gz").write_text("whatever")
-    for path in (folder, tarred(folder, tmp_path / "data.tar")):
+    for path in (folder, write_tar(folder, tmp_path / "data.tar")):
         assert list_images(path).members == ("cat/a.png",)
     tars = tmp_path / "tars"
     tars.mkdir()
-    tarred(folder / "cat", tars / "cat.tar")
-    for path in (tars, tarred(tars, tmp_path / "train.tar")):  # as ImageNet's
+    write_tar(folder / "cat", tars / "cat.tar")
+    for path in (tars, write_tar(tars, tmp_path / "train.tar")):  # as ImageNet's
         fails(path, "unpack")
 
 
 def test_of_a_name_that_comes_twice_the_last_counts(tmp_path):
-    path = tarred(tree(tmp_path / "old", ["a.png"]), tmp_path / "data.tar")
-    tarred(tree(tmp_path / "new", ["b.png", "a.png"]), path, mode="a")  # as `tar --append` does
+    path = write_tar(tree(tmp_path / "old", ["a.png"]), tmp_path / "data.tar")
+    write_tar(tree(tmp_path / "new", ["b.png", "a.png"]), path, mode="a")  # as `tar --append` does
     listing = list_images(path)
     assert listing.members == ("a.png", "b.png")
     assert (read(listing, SIZE, 3)[0].permute(1, 2, 0).numpy() == noise(SIZE, SIZE, 3, seed=1)).all()
@@ -101,7 +101,7 @@ def test_a_tar_that_changes_after_it_was_listed(whole):
 
 
 def test_compressed_tars(tmp_path):
-    data = tarred(tree(tmp_path / "data", NAMES), tmp_path / "plain.tar").read_bytes()
+    data = write_tar(tree(tmp_path / "data", NAMES), tmp_path / "plain.tar").read_bytes()
     gz, xz = tmp_path / "data.tar.gz", tmp_path / "data.tar.xz"
     gz.write_bytes(gzip.compress(data))
     fails(gz, "compression")
@@ -126,7 +126,7 @@ def test_what_is_no_tar(tmp_path):
 
 
 def test_a_cut_tar_is_noticed_wherever_it_is_cut(tmp_path):
-    data = tarred(tree(tmp_path / "data", NAMES), tmp_path / "data.tar").read_bytes()
+    data = write_tar(tree(tmp_path / "data", NAMES), tmp_path / "data.tar").read_bytes()
     end = len(data.rstrip(b"\0")) // 512 * 512 + 512  # here the end mark begins
     path = tmp_path / "cut.tar"
     for length in [*range(512, end, 256), end - 1, end, end + 511]:
@@ -137,7 +137,7 @@ def test_a_cut_tar_is_noticed_wherever_it_is_cut(tmp_path):
 
 
 def test_damaged_headers(tmp_path):
-    path = tarred(tree(tmp_path / "data", NAMES), tmp_path / "data.tar")
+    path = write_tar(tree(tmp_path / "data", NAMES), tmp_path / "data.tar")
     whole = path.read_bytes()
     with tarfile.open(path) as archive:
         entries = archive.getmembers()

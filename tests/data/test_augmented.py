@@ -5,7 +5,7 @@ import pytest
 import torch
 import yaml
 from conftest import tiny_trainer
-from image_noise import noise, tree, zipped
+from image_noise import noise, tree, write_zip
 from lightning.pytorch import LightningModule
 from PIL import Image
 from refusals import raises_user_error
@@ -39,7 +39,7 @@ def squares(tmp_path_factory):
     """Two classes of twelve 16x16 PNGs, zipped."""
     folder = tmp_path_factory.mktemp("squares")
     names = [f"{('cat', 'dog')[i % 2]}/{i:02d}.png" for i in range(24)]
-    return zipped(tree(folder / "tree", names, size=16), folder / "squares.zip")
+    return write_zip(tree(folder / "tree", names, size=16), folder / "squares.zip")
 
 
 def ready(path, image_size=16, **options):

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 import torch
-from cifar_files import SETS, contents, md5, served, write_cifar
+from cifar_files import SETS, contents, md5, run_server, write_cifar
 from refusals import raises_user_error
 from torchvision import datasets
 
@@ -43,7 +43,7 @@ def serve(monkeypatch):
     with ExitStack() as servers:
 
         def serve(cifar, path):
-            address, asked = servers.enter_context(served(path.parent))
+            address, asked = servers.enter_context(run_server(path.parent))
             monkeypatch.setattr(SETS[cifar], "url", f"{address}/{path.name}")
             return asked
 

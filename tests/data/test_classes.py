@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from image_noise import SIZE, fails, tarred, tree, zipped
+from image_noise import SIZE, fails, tree, write_tar, write_zip
 from refusals import raises_user_error
 
 from uvit_decay.class_names import class_hash, class_list
@@ -54,7 +54,7 @@ NAMES = ["bee/2.png", "ant/1.png", "dog/3.png", "cat/4.png", "bee/1.png", "dog/1
 @pytest.fixture
 def places(tmp_path) -> list[Path]:
     folder = tree(tmp_path / "data", NAMES)
-    packed = zipped(folder, tmp_path / "data.zip"), tarred(folder, tmp_path / "data.tar")
+    packed = write_zip(folder, tmp_path / "data.zip"), write_tar(folder, tmp_path / "data.tar")
     return [folder, *packed]
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from image_noise import tarred, tree, turn, zipped
+from image_noise import tree, turn, write_tar, write_zip
 
 from uvit_decay.data import AugmentedImages, Digits, Images, Latents
 from uvit_decay.data import fingerprint as module
@@ -27,16 +27,16 @@ def print_of(path, **options):
 
 def test_another_zip_of_the_same_names_and_sizes_has_another_fingerprint(tmp_path):
     folder = tree(tmp_path / "one", NAMES)
-    before = print_of(zipped(folder, tmp_path / "one.zip"))
+    before = print_of(write_zip(folder, tmp_path / "one.zip"))
     shutil.copy(tmp_path / "one.zip", tmp_path / "moved.zip")
     assert print_of(tmp_path / "moved.zip") == before
     turn(folder / "cat" / "2.bmp")
-    after = print_of(zipped(folder, tmp_path / "two.zip"))
+    after = print_of(write_zip(folder, tmp_path / "two.zip"))
     assert after[0] != before[0]
     assert after[1] == before[1]  # the fingerprint of commit afd6c43
 
 
-@pytest.mark.parametrize("pack", [lambda folder, file: folder, tarred, zipped])
+@pytest.mark.parametrize("pack", [lambda folder, file: folder, write_tar, write_zip])
 def test_names_and_sizes_count_and_places_do_not(tmp_path, pack):
     folder = tree(tmp_path / "one", NAMES)
     before = print_of(pack(folder, tmp_path / "one.archive"))[0]
@@ -124,7 +124,14 @@ def test_test_images_that_are_training_images_are_found(tmp_path):
     for path in tree(other, NAMES).rglob("*.bmp"):
         turn(path)  # other images of the same names and sizes
     overlaps = []
-    for test in (train, same, copied, other, zipped(train, tmp_path / "train.zip"), tarred(other, tmp_path / "o.tar")):
+    for test in (
+        train,
+        same,
+        copied,
+        other,
+        write_zip(train, tmp_path / "train.zip"),
+        write_tar(other, tmp_path / "o.tar"),
+    ):
         data = Images(str(train), str(test), image_size=8, batch_size=2)
         data.setup()
         overlaps.append(data.overlap)

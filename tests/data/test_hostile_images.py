@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from image_noise import SIZE, noise, tarred, tree, zipped
+from image_noise import SIZE, noise, tree, write_tar, write_zip
 from PIL import EpsImagePlugin, Image
 from refusals import raises_user_error
 from test_image_decoding import png
@@ -92,7 +92,7 @@ def test_a_file_that_is_larger_than_any_image_is_not_read(tmp_path, monkeypatch)
     monkeypatch.setattr(archives, "LARGEST", 5000)
     folder = tree(tmp_path / "data", ["c/a.png", "c/b.png"])
     (folder / "c/b.png").write_bytes((folder / "c/b.png").read_bytes() + bytes(5000))
-    for path in (folder, zipped(folder, tmp_path / "z.zip"), tarred(folder, tmp_path / "t.tar")):
+    for path in (folder, write_zip(folder, tmp_path / "z.zip"), write_tar(folder, tmp_path / "t.tar")):
         with raises_user_error("1 of 2", "c/b.png", "5,000"):
             read(list_images(path), SIZE, 3)
 

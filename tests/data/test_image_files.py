@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from image_noise import SIZE, fails, noise, tarred, tree, zipped
+from image_noise import SIZE, fails, noise, tree, write_tar, write_zip
 from refusals import raises_user_error
 from torch.utils.data import DataLoader
 
@@ -28,7 +28,7 @@ def test_folder_zip_and_tar_are_the_same(tmp_path):
     assert listing.labels == (0, 1, 1, 2, 2)
     pixels = read(listing, SIZE, 3)
     assert (pixels[1].numpy() == noise(SIZE, SIZE, 3, seed=1).transpose(2, 0, 1)).all()
-    for pack, prefix in product((zipped, tarred), ("", "wrapper/", "./", "outer/inner/")):
+    for pack, prefix in product((write_zip, write_tar), ("", "wrapper/", "./", "outer/inner/")):
         other = list_images(pack(folder, tmp_path / f"{len(prefix)}.{pack.__name__}", prefix))
         assert other.members == tuple(prefix + member for member in listing.members)
         assert (other.labels, other.class_names) == (listing.labels, listing.class_names)
@@ -38,7 +38,12 @@ def test_folder_zip_and_tar_are_the_same(tmp_path):
 def test_flat_images_have_no_classes(tmp_path):
     folder = tree(tmp_path / "flat", ["b.png", "a.png"])
     expected = (("a.png", "b.png"), (0, 0), ())
-    for path in (folder, str(folder), zipped(folder, tmp_path / "flat.zip"), tarred(folder, tmp_path / "flat.tar")):
+    for path in (
+        folder,
+        str(folder),
+        write_zip(folder, tmp_path / "flat.zip"),
+        write_tar(folder, tmp_path / "flat.tar"),
+    ):
         listing = list_images(path)
         assert (listing.members, listing.labels, listing.class_names) == expected
 
@@ -62,27 +67,27 @@ def test_flat_and_foldered_do_not_mix(tmp_path, names):
 def test_two_folders_for_one_class(tmp_path):
     folder = tree(tmp_path / "split", ["test/cat/a.png", "train/cat/a.png", "train/dog/a.png"])
     fails(folder, "test/cat", "train/cat")
-    fails(zipped(folder, tmp_path / "split.zip"), "test/cat", "train/cat")
-    fails(tarred(folder, tmp_path / "split.tar"), "test/cat", "train/cat")
+    fails(write_zip(folder, tmp_path / "split.zip"), "test/cat", "train/cat")
+    fails(write_tar(folder, tmp_path / "split.tar"), "test/cat", "train/cat")
 
 
 def test_paths_that_are_no_sets_of_images(tmp_path):
     fails(tmp_path / "missing", "no such")
     (tmp_path / "empty").mkdir()
     fails(tmp_path / "empty", "no images", ".png")
-    fails(zipped(tmp_path / "empty", tmp_path / "empty.zip"), "no images", ".png")
+    fails(write_zip(tmp_path / "empty", tmp_path / "empty.zip"), "no images", ".png")
     (tmp_path / "text.zip").write_text("zip")
     fails(tmp_path / "text.zip", "zip")
     (tmp_path / "text.txt").write_text("zip")
     fails(tmp_path / "text.txt", "folder", "zip", "tar")
-    whole = zipped(tree(tmp_path / "data", CLASSES), tmp_path / "whole.zip").read_bytes()
+    whole = write_zip(tree(tmp_path / "data", CLASSES), tmp_path / "whole.zip").read_bytes()
     (tmp_path / "cut.zip").write_bytes(whole[: len(whole) // 2])
     fails(tmp_path / "cut.zip", "cut short")
 
 
 def test_indices(tmp_path):
     folder = tree(tmp_path / "data", [f"{i:03}.png" for i in range(150)])
-    for path in (folder, zipped(folder, tmp_path / "data.zip"), tarred(folder, tmp_path / "data.tar")):
+    for path in (folder, write_zip(folder, tmp_path / "data.zip"), write_tar(folder, tmp_path / "data.tar")):
         listing = list_images(path)
         whole = read(listing, SIZE, 3)
         assert whole.shape == (150, 3, SIZE, SIZE)
@@ -106,7 +111,7 @@ def test_broken_images_are_counted_and_the_first_named(tmp_path):
     (folder / "cat/07.jpg").write_bytes(whole[: len(whole) // 2])
     (folder / "cat/31.jpg").write_text("text")
     (folder / "cat/32.jpg").write_bytes(b"")
-    for path in (folder, zipped(folder, tmp_path / "data.zip"), tarred(folder, tmp_path / "data.tar")):
+    for path in (folder, write_zip(folder, tmp_path / "data.zip"), write_tar(folder, tmp_path / "data.tar")):
         with raises_user_error(path, "3 of 40", "cat/07.jpg", "truncated"):
             read(list_images(path), SIZE, 3)
         with raises_user_error("2 of 2", "cat/31.jpg"):
@@ -115,7 +120,7 @@ def test_broken_images_are_counted_and_the_first_named(tmp_path):
 
 def test_damage_inside_a_zip_and_missing_files(tmp_path):
     folder = tree(tmp_path / "data", ["a.png", "b.png"], size=64)
-    path = zipped(folder, tmp_path / "data.zip")
+    path = write_zip(folder, tmp_path / "data.zip")
     data = bytearray(path.read_bytes())
     data[2000:2010] = bytes(10)  # in the middle of b.png, which was written first
     path.write_bytes(data)
@@ -128,13 +133,13 @@ def test_damage_inside_a_zip_and_missing_files(tmp_path):
 
 
 def test_a_replaced_zip_is_read_anew(tmp_path):
-    path = zipped(tree(tmp_path / "one", ["a.png"]), tmp_path / "data.zip")
+    path = write_zip(tree(tmp_path / "one", ["a.png"]), tmp_path / "data.zip")
     assert list_images(path).members == ("a.png",)
-    zipped(tree(tmp_path / "two", ["b.png", "c.png"]), path)
+    write_zip(tree(tmp_path / "two", ["b.png", "c.png"]), path)
     assert list_images(path).members == ("b.png", "c.png")
 
 
-@pytest.mark.parametrize("pack", [zipped, tarred])
+@pytest.mark.parametrize("pack", [write_zip, write_tar])
 def test_worker_processes(tmp_path, pack):
     folder = tree(tmp_path / "data", [f"{i:03}.png" for i in range(120)])
     listing = list_images(pack(folder, tmp_path / "packed"))

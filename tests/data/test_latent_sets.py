@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 from conftest import Losses, save_tiny_vae, tiny_trainer
-from latent_files import COUNT, copied, encode, open_set, without_checksums
+from latent_files import COUNT, copy_set, encode, open_set, without_checksums
 from refusals import raises_user_error
 from runs import latent_task
 
@@ -55,7 +55,7 @@ def test_a_set_is_sent_to_workers_by_name_and_reads_the_same_there(encoded):
     ],
 )
 def test_damaged_folders_are_refused_in_one_line(encoded, tmp_path, damage, message):
-    folder = copied(encoded, tmp_path)
+    folder = copy_set(encoded, tmp_path)
     damage(folder)
     with raises_user_error(message):
         open_set(folder)[list(range(COUNT))]
@@ -70,7 +70,7 @@ def read_all(folder, **options):
 @pytest.mark.parametrize("name", ["manifest.json", "shard-00002-of-00006.safetensors"])
 def test_flipped_bits_change_nothing_or_are_noticed(encoded, tmp_path, name):
     """What is read of a shard are its header and its moments: flips of its other tensors change nothing."""
-    folder, wanted = copied(encoded, tmp_path), read_all(encoded)
+    folder, wanted = copy_set(encoded, tmp_path), read_all(encoded)
     content, noticed = (folder / name).read_bytes(), 0
     for place in range(3, len(content), max(len(content) // 100, 1)):
         damaged = bytearray(content)
@@ -85,7 +85,7 @@ def test_flipped_bits_change_nothing_or_are_noticed(encoded, tmp_path, name):
 
 
 def test_rows_are_not_verified_where_nobody_wants_it(encoded, tmp_path):
-    folder = copied(encoded, tmp_path)
+    folder = copy_set(encoded, tmp_path)
     shard = folder / "shard-00002-of-00006.safetensors"
     content = bytearray(shard.read_bytes())
     content[-1] ^= 1  # the moments' last one: safetensors puts them behind int64
@@ -98,7 +98,7 @@ def test_rows_are_not_verified_where_nobody_wants_it(encoded, tmp_path):
 
 
 def test_shards_in_one_anothers_places_are_refused(encoded, tmp_path):
-    folder = copied(encoded, tmp_path)
+    folder = copy_set(encoded, tmp_path)
     first, second = (folder / f"shard-0000{k}-of-00006.safetensors" for k in (0, 1))
     first.rename(folder / "x")
     second.rename(first)
@@ -108,14 +108,14 @@ def test_shards_in_one_anothers_places_are_refused(encoded, tmp_path):
 
 
 def test_labels_of_other_latents_are_refused(encoded, tmp_path):
-    folder = copied(encoded, tmp_path)
+    folder = copy_set(encoded, tmp_path)
     write_labels(folder, 1 - open_set(encoded).labels)  # eleven of each class, too
     with raises_user_error("shard-00000", "labels.safetensors"):
         read_all(folder)
 
 
 def test_folders_from_before_there_were_checksums_are_read(encoded, image_dir, vae, tmp_path):
-    folder, wanted = without_checksums(copied(encoded, tmp_path)), read_all(encoded)
+    folder, wanted = without_checksums(copy_set(encoded, tmp_path)), read_all(encoded)
     assert all(map(torch.equal, read_all(folder), wanted))
     encode(image_dir, folder, vae)
     assert all(map(torch.equal, read_all(folder), wanted))

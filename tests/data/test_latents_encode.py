@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import save_tiny_vae
 from image_noise import turn
-from latent_files import COUNT, SIZE, copied, encode, open_set, without_checksums
+from latent_files import COUNT, SIZE, copy_set, encode, open_set, without_checksums
 from refusals import find_line, raises_user_error
 from safetensors.torch import save
 
@@ -164,7 +164,7 @@ def test_settings_that_do_not_fit_are_refused_and_nothing_is_lost(encoded, image
 
 
 def test_shards_that_nobody_accounts_for_are_refused(encoded, image_dir, vae, tmp_path):
-    folder = copied(encoded, tmp_path)
+    folder = copy_set(encoded, tmp_path)
     (folder / "manifest.json").unlink()
     with raises_user_error("manifest.json"):
         encode(image_dir, folder, vae)
@@ -180,7 +180,7 @@ def test_shards_that_nobody_accounts_for_are_refused(encoded, image_dir, vae, tm
     ],
 )
 def test_a_damaged_shard_is_made_anew_with_a_remark(encoded, image_dir, vae, tmp_path, damage, capsys):
-    folder = copied(encoded, tmp_path)
+    folder = copy_set(encoded, tmp_path)
     damage(folder / "shard-00001-of-00006.safetensors")
     encode(image_dir, folder, vae)
     said = [line for line in capsys.readouterr().err.splitlines() if "encoded again" in line]
@@ -208,7 +208,7 @@ def flip(path, name):
     ],
 )
 def test_a_wrong_shard_without_checksums_is_made_anew(encoded, image_dir, vae, tmp_path, damage, capsys):
-    folder = without_checksums(copied(encoded, tmp_path))
+    folder = without_checksums(copy_set(encoded, tmp_path))
     path = folder / "shard-00001-of-00006.safetensors"
     metadata, tensors = load_tensors(path)
     tensors = {name: tensor.clone() for name, tensor in tensors.items()}
@@ -221,7 +221,7 @@ def test_a_wrong_shard_without_checksums_is_made_anew(encoded, image_dir, vae, t
 
 def test_other_images_of_the_same_names_are_refused_and_nothing_is_lost(encoded, image_dir, vae, tmp_path):
     """Also of the same sizes in bytes, and times of change: the pixels tell."""
-    folder, others = copied(encoded, tmp_path / "latents"), shutil.copytree(image_dir, tmp_path / "others")
+    folder, others = copy_set(encoded, tmp_path / "latents"), shutil.copytree(image_dir, tmp_path / "others")
     (folder / "shard-00005-of-00006.safetensors").unlink()
     for path in others.rglob("*.png"):
         turn(path)
@@ -232,7 +232,7 @@ def test_other_images_of_the_same_names_are_refused_and_nothing_is_lost(encoded,
 
 
 def test_an_image_that_has_changed_is_refused_before_others_join_its_shard(encoded, image_dir, vae, tmp_path, capsys):
-    folder, images = copied(encoded, tmp_path / "latents"), shutil.copytree(image_dir, tmp_path / "images")
+    folder, images = copy_set(encoded, tmp_path / "latents"), shutil.copytree(image_dir, tmp_path / "images")
     changed = sorted(images.rglob("*.png"))[6]  # third in the second shard
     turn(changed)
     encode(images, folder, vae)  # nothing is added: the latents are those of the images that were
@@ -249,7 +249,7 @@ def test_an_image_that_has_changed_is_refused_before_others_join_its_shard(encod
 
 
 def test_a_folder_at_the_name_of_a_shard_is_one_line(encoded, image_dir, vae, tmp_path):
-    folder = copied(encoded, tmp_path / "latents")
+    folder = copy_set(encoded, tmp_path / "latents")
     shard = folder / "shard-00001-of-00006.safetensors"
     shard.unlink()
     shard.mkdir()

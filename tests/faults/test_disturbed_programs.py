@@ -13,7 +13,7 @@ import pytest
 from disks import PLENTY, Disk, check_line
 from programs import Moment
 from refusals import find_line
-from small_programs import COMMANDS, WORK, contents, drawn, tried
+from small_programs import COMMANDS, WORK, contents, draw_moments, skip_unless_tried
 
 WRITING = Moment("replacing", 0, 0)  # every program has claimed its files by then
 pytestmark = pytest.mark.slow
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_second_program_is_refused_and_the_first_is_not_disturbed(small_programs, tmp_path, name, exhaustive):
-    tried(name, exhaustive, ["export"])
+    skip_unless_tried(name, exhaustive, ["export"])
     expected, _ = small_programs.undisturbed(name, tmp_path / "undisturbed")
     folder = tmp_path / "shared"
     first = small_programs.start(name, folder, at=WRITING, number=signal.SIGSTOP).stopped()
@@ -51,12 +51,12 @@ def chosen(calls: dict[str, list[int]], name: str, fault: str, exhaustive: bool)
     """Moments at which a fault comes: of each program one in its work, or many also where it writes."""
     work = {function: runs for function, runs in calls.items() if exhaustive or function in (*WORK, "FeatureStore.add")}
     work = work if any(work.values()) else {"replacing": calls["replacing"]}
-    return drawn(work, EACH if exhaustive else 1, len(name + fault))
+    return draw_moments(work, EACH if exhaustive else 1, len(name + fault))
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_folder_that_vanishes_and_a_disk_that_fills_are_one_line(small_programs, disk, tmp_path, name, exhaustive):
-    tried(name, exhaustive)
+    skip_unless_tried(name, exhaustive)
     expected, calls = small_programs.undisturbed(name, tmp_path / "undisturbed")
     chances = [(fault, moment) for fault in FAULTS for moment in chosen(calls, name, fault, exhaustive)]
     for fault, moment in chances if exhaustive else random.Random(name).sample(chances, 1):

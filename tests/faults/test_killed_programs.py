@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from programs import Moment
-from small_programs import COMMANDS, contents, drawn, tried
+from small_programs import COMMANDS, contents, draw_moments, skip_unless_tried
 
 SIGNALS = {signal.SIGKILL: -9, signal.SIGTERM: -15, signal.SIGINT: 130}  # exit codes
 PROGRAMS = [name for name in COMMANDS if name not in ("features", "compare")]
@@ -24,14 +24,16 @@ def parts(folder: Path) -> dict[Path, int]:
 def chosen(calls: dict[str, list[int]], name: str, exhaustive: bool) -> list[tuple[Moment, int]]:
     """Moments of a program and signals: one of each drawn, or all."""
     first = PROGRAMS.index(name)
-    all_of_them = [(moment, [*SIGNALS][(first + i) % 3]) for i, moment in enumerate(drawn(calls, EACH, seed=first))]
+    all_of_them = [
+        (moment, [*SIGNALS][(first + i) % 3]) for i, moment in enumerate(draw_moments(calls, EACH, seed=first))
+    ]
     return all_of_them if exhaustive else random.Random(first).sample(all_of_them, 1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_what_was_struck_ends_with_the_same_files_when_it_is_started_again(small_programs, tmp_path, name, exhaustive):
-    tried(name, exhaustive)
+    skip_unless_tried(name, exhaustive)
     expected, calls = small_programs.undisturbed(name, tmp_path / "undisturbed")
     for i, (moment, number) in enumerate(chosen(calls, name, exhaustive)):
         folder = tmp_path / str(i)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from programs import Moment, Program, ranks
 from small_programs import SmallPrograms, contents
-from small_training import STEP, equal, goes_on_from, rows, runs, trained
+from small_training import STEP, equal, goes_on_from, read_training_state, rows, runs
 
 SOON = 60  # seconds after which the other one has ended, on a busy machine
 KILLS = {
@@ -53,7 +53,7 @@ def test_when_a_rank_of_training_is_killed_the_other_ends_and_the_run_goes_on(tr
     assert killed.steps - goes_on_from(again[0]) <= 4
     run = runs(tmp_path)[-1]
     assert all(row in rows(whole) for row in rows(run))
-    assert equal(trained(run), trained(whole))
+    assert equal(read_training_state(run), read_training_state(whole))
 
 
 def both(programs: SmallPrograms, name: str, folder: Path, **struck: object) -> list[Program]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from disks import PAGE, PLENTY, check_line
-from small_programs import COMMANDS, contents, tried
+from small_programs import COMMANDS, contents, skip_unless_tried
 
 MANIFEST = "latents/manifest.json"  # which says that the latents are not complete
 MOST = 10  # tries of each program
@@ -45,7 +45,7 @@ def check_files(folder: Path, expected: dict[str, bytes]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_disk_that_is_read_only_or_full_loses_nothing(small_programs, disk, tmp_path, name, exhaustive):
-    tried(name, exhaustive)
+    skip_unless_tried(name, exhaustive)
     expected, _ = small_programs.undisturbed(name, tmp_path / "undisturbed")
     for room in rooms(expected, exhaustive):
         folder = with_old_files(disk.folder / str(room), expected)

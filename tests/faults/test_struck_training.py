@@ -9,7 +9,7 @@ import signal
 import pytest
 from programs import Moment
 from refusals import find_line
-from small_training import PLACES, STEP, differences, goes_on_from, runs, trained
+from small_training import PLACES, STEP, differences, goes_on_from, read_training_state, runs
 
 CODES = {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGUSR1: 85}
 OFTEN = [signal.SIGKILL] * 4 + [signal.SIGTERM] * 2 + [signal.SIGINT] * 2 + [signal.SIGUSR1] * 2
@@ -69,7 +69,7 @@ def test_a_warning_in_a_job_of_slurm_saves_in_its_own_folder_and_leaves_the_job_
     find_line(program.last_line, "preempted", 85)
     assert not (tmp_path / "requeued").exists()
     assert {path.name for path in tmp_path.rglob("*.ckpt")} == {"last.ckpt", "previous.ckpt"}
-    assert trained(runs(tmp_path)[-1])["global_step"] == 7
+    assert read_training_state(runs(tmp_path)[-1])["global_step"] == 7
 
 
 def test_all_ranks_stop_at_the_same_step_if_one_is_warned(training, tmp_path):

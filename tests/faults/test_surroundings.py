@@ -12,7 +12,7 @@ import pytest
 from disks import PLENTY
 from programs import Moment
 from refusals import find_line
-from small_programs import COMMANDS, contents, tried
+from small_programs import COMMANDS, contents, skip_unless_tried
 
 SURROUNDED = "tests/shared/surroundings.py"
 CODES = {"closed": 0, "no-reader": 141, "full-output": 2}
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name != "features"])
 def test_nothing_depends_on_the_clock(small_programs, tmp_path, name, exhaustive):
     """Neither on a clock that jumps while a program runs, nor on the times of the files that a killed one left."""
-    tried(name, exhaustive, ["statistics"])
+    skip_unless_tried(name, exhaustive, ["statistics"])
     expected, calls = small_programs.undisturbed(name, tmp_path / "undisturbed")
     writer = "FeatureStore.add" if calls["FeatureStore.add"] else "replacing"
     middle = Moment(writer, len(calls[writer]) // 2, 0)
@@ -56,7 +56,7 @@ def test_what_cannot_be_printed_costs_no_file(small_programs, tmp_path, circumst
 
 @pytest.mark.parametrize("name", STORED)
 def test_a_cache_that_cannot_be_written_is_named(small_programs, disk, tmp_path, name, exhaustive):
-    tried(name, exhaustive, ["statistics"])
+    skip_unless_tried(name, exhaustive, ["statistics"])
     expected, _ = small_programs.undisturbed(name, tmp_path / "undisturbed")
     cache, outputs = disk.folder / "cache", {path for path in expected if not path.startswith("cache")}
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from conftest import ROOT
 from documents import JSON, TEXT, YAML
-from image_noise import noise, tarred, tree, zipped
+from image_noise import noise, tree, write_tar, write_zip
 from kind import Kind, Sources, anything_valid
 from PIL import Image
 from run_folders import a_run
@@ -71,8 +71,8 @@ def read_jpegs(folder: Path, file: Path) -> Any:
 
 def make_archives(folder: Path, sources: Sources) -> None:
     images = tree(folder.parent / "tree", NAMES)
-    zipped(images, folder / "images.zip")
-    tarred(images, folder / "images.tar")
+    write_zip(images, folder / "images.zip")
+    write_tar(images, folder / "images.tar")
     shutil.rmtree(images)
 
 

@@ -13,7 +13,15 @@ import numpy as np
 import pytest
 from diffusers import DiffusionPipeline
 from diffusers.utils.dynamic_modules_utils import check_imports
-from hub_folders import BUNDLED, export, own_modules, sampled, seeded, stacked, write_denoiser, write_latent_sit  # noqa: F401
+from hub_folders import (
+    BUNDLED,
+    export,
+    sample_pixels,
+    seed_generator,
+    stack_pictures,
+    write_denoiser,
+    write_latent_sit,
+)  # noqa: F401
 
 from uvit_decay.checkpoint import load
 from uvit_decay.commands.convert import main
@@ -68,7 +76,7 @@ def test_pictures_without_this_package_are_those_of_sample(vae, tmp_path):
     folders = [tmp_path / name for name in ("modules", *files)]
     subprocess.run([sys.executable, "-I", "-c", WITHOUT, *folders], check=True, cwd=tmp_path)
     for name, file in {**files, "latents/again": files["latents"]}.items():
-        expected = sampled(file, range(3), classes=("0", "1"), labels="balanced", seed=5).squeeze()
+        expected = sample_pixels(file, range(3), classes=("0", "1"), labels="balanced", seed=5).squeeze()
         assert (np.load(tmp_path / name / "pictures.npy") == expected).all()
 
 
@@ -83,7 +91,7 @@ def test_every_sampler_makes_the_same_pictures(tmp_path):
     for name, sampler in SAMPLERS.items():
         if not sampler.learned_variance:
             call = {"class_labels": [2], "sampler": name, "num_inference_steps": 3}
-            pictures = [stacked(each(**call, generator=seeded(4)).images) for each in (alone, ours)]
+            pictures = [stack_pictures(each(**call, generator=seed_generator(4)).images) for each in (alone, ours)]
             assert (pictures[0] == pictures[1]).all(), name
 
 

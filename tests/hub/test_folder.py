@@ -10,10 +10,18 @@ import pytest
 import torch
 from conftest import ROOT, same
 from diffusers import DiffusionPipeline
-from hub_folders import BUNDLED, export, own_modules, sampled, seeded, stacked, write_denoiser, write_latent_sit  # noqa: F401
+from hub_folders import (
+    BUNDLED,
+    export,
+    sample_pixels,
+    seed_generator,
+    stack_pictures,
+    write_denoiser,
+    write_latent_sit,
+)  # noqa: F401
 from hub_server import hub
 from jsonargparse._typehints import resolve_class_path_by_name
-from official_files import described, redescribe
+from official_files import read_description, redescribe
 from refusals import raises_user_error
 from safetensors.torch import load_file, save_file
 from small_mae import small_mae
@@ -57,7 +65,7 @@ def test_the_command_writes_what_diffusers_loads(tmp_path, capsys):
     assert lines[-1] == f"wrote {folder}"
     scope = {}
     exec("\n".join(lines[1:-1]), scope)  # the lines that the command prints
-    assert stacked([scope["image"]]).shape == (1, 8, 8, 1)
+    assert stack_pictures([scope["image"]]).shape == (1, 8, 8, 1)
 
 
 def test_the_lines_in_the_documentation_run(digits, tmp_path, monkeypatch):
@@ -67,24 +75,26 @@ def test_the_lines_in_the_documentation_run(digits, tmp_path, monkeypatch):
     Path("digits").symlink_to(digits)
     scope = {}
     exec(block, scope)
-    assert (stacked(scope["images"]) == sampled(BUNDLED, range(2), classes=("3", "4"), guidance=2.0, steps=25)).all()
+    assert (
+        stack_pictures(scope["images"]) == sample_pixels(BUNDLED, range(2), classes=("3", "4"), guidance=2.0, steps=25)
+    ).all()
     assert scope["latents"].shape == (1, 1, 8, 8)
 
 
 @pytest.mark.parametrize("guidance", [None, 1.0])
 def test_pictures_are_those_of_sample(digits, guidance):
     labels = [i % 10 for i in range(20)]
-    pictures = opened(digits)(class_labels=labels, generator=seeded(5), guidance_scale=guidance).images
-    assert (stacked(pictures) == sampled(BUNDLED, range(20), seed=5, guidance=guidance)).all()
+    pictures = opened(digits)(class_labels=labels, generator=seed_generator(5), guidance_scale=guidance).images
+    assert (stack_pictures(pictures) == sample_pixels(BUNDLED, range(20), seed=5, guidance=guidance)).all()
 
 
 def test_a_folder_of_latents_has_the_autoencoder(latent_sit, vae, tmp_path):
     folder = export(latent_sit, tmp_path / "folder")
     pipeline = opened(folder)
-    pictures = stacked(pipeline(class_labels=["cat", "domestic dog", 0], generator=seeded(2)).images)
+    pictures = stack_pictures(pipeline(class_labels=["cat", "domestic dog", 0], generator=seed_generator(2)).images)
     assert pictures.shape == (3, 32, 32, 3)
     for file in (latent_sit, folder):
-        assert (pictures == sampled(file, range(3), labels="balanced", seed=2)).all()
+        assert (pictures == sample_pixels(file, range(3), labels="balanced", seed=2)).all()
     assert load(folder).card.latents.vae == str(folder / "vae")
     for path in (*folder.rglob("*.json"), folder / WEIGHTS):  # no path of this machine
         assert str(vae).encode() not in path.read_bytes()
@@ -94,7 +104,7 @@ def test_a_folder_is_the_checkpoint_that_it_came_from(digits, tmp_path):
     ours, theirs = load(digits), load(BUNDLED)
     assert (ours.card, ours.path) == (theirs.card, theirs.path)
     assert same(ours.net.state_dict(), theirs.net.state_dict())
-    assert (sampled(digits, range(4)) == sampled(BUNDLED, range(4))).all()
+    assert (sample_pixels(digits, range(4)) == sample_pixels(BUNDLED, range(4))).all()
     assert read_weights(digits).card == theirs.card
     main(["export", str(digits), str(tmp_path / "again.safetensors")])
     assert load(tmp_path / "again.safetensors").card == theirs.card
@@ -119,14 +129,14 @@ def test_a_folder_comes_back_from_the_hub_as_the_same_pipeline(digits, tmp_path,
     with hub(digits, monkeypatch):
         pipeline = DiffusionPipeline.from_pretrained("me/digits", trust_remote_code=True, cache_dir=tmp_path / "cache")
     assert type(pipeline).__module__.startswith("diffusers_modules")
-    pictures = stacked(pipeline(class_labels=[0, 1, 2], generator=seeded(0)).images)
-    assert (pictures == sampled(BUNDLED, range(3), seed=0)).all()
+    pictures = stack_pictures(pipeline(class_labels=[0, 1, 2], generator=seed_generator(0)).images)
+    assert (pictures == sample_pixels(BUNDLED, range(3), seed=0)).all()
 
 
 def test_another_folder_of_the_autoencoder_can_be_named(latent_sit, vae, tmp_path):
     moved = shutil.copytree(vae, tmp_path / "moved")
     gone = shutil.copy(latent_sit, tmp_path)
-    redescribe(gone, latents=described(gone)["latents"] | {"vae": str(tmp_path / "gone")})
+    redescribe(gone, latents=read_description(gone)["latents"] | {"vae": str(tmp_path / "gone")})
     with raises_user_error("--vae"):
         export(gone, tmp_path / "folder")
     export(gone, tmp_path / "folder", vae=str(moved))
@@ -138,7 +148,10 @@ def test_an_unconditional_network_of_any_shortcuts(decay, tmp_path):
     net = UViT(8, 2, 1, dim=16, depth=2, heads=2, **decay)
     file = write_denoiser(tmp_path / "net.safetensors", net, VP(0.2, 15.0), "x", Sampling("euler", 3))
     pipeline = opened(export(file, tmp_path / "folder"))
-    assert (stacked(pipeline(num_images=3, generator=seeded(1)).images) == sampled(file, range(3), seed=1)).all()
+    assert (
+        stack_pictures(pipeline(num_images=3, generator=seed_generator(1)).images)
+        == sample_pixels(file, range(3), seed=1)
+    ).all()
     with pytest.raises(ValueError, match="unconditional"):
         pipeline(class_labels=[0])
 
@@ -159,7 +172,9 @@ def test_what_a_loaded_pipeline_saves_loads_again(digits, tmp_path):
     again = opened(tmp_path / "again")
     path = resolve_class_path_by_name(nn.Module, "UViT")
     assert pkgutil.resolve_name(path) is UViT  # a configuration still means ours, not the class of the folder
-    pictures = [stacked(each(class_labels=[3, 1], generator=seeded(0)).images) for each in (pipeline, again)]
+    pictures = [
+        stack_pictures(each(class_labels=[3, 1], generator=seed_generator(0)).images) for each in (pipeline, again)
+    ]
     assert (pictures[0] == pictures[1]).all()
     assert again.config.sampling == asdict(load(BUNDLED).card.sampling)
 
@@ -176,7 +191,7 @@ def test_an_export_replaces_an_earlier_one_and_nothing_else(latent_sit, digits, 
     assert {str(path) for path in left} - {"notes.txt", "my_uvit_decay_notes.py"} == {
         str(p.relative_to(digits)) for p in digits.rglob("*")
     }
-    assert stacked(opened(folder)(class_labels=[1], output_type="pil").images).shape == (1, 8, 8, 1)
+    assert stack_pictures(opened(folder)(class_labels=[1], output_type="pil").images).shape == (1, 8, 8, 1)
 
 
 def code_file(folder, text):
@@ -240,7 +255,7 @@ def test_a_killed_export_can_be_repeated(digits, tmp_path):
     (folder / PARTIAL).mkdir(parents=True)
     shutil.copy(digits / INDEX, folder / PARTIAL)  # the last entry
     shutil.copytree(digits / "denoiser", folder / "denoiser")  # killed while entries were moved
-    assert stacked(opened(export(BUNDLED, folder))(class_labels=[1]).images).shape == (1, 8, 8, 1)
+    assert stack_pictures(opened(export(BUNDLED, folder))(class_labels=[1]).images).shape == (1, 8, 8, 1)
 
 
 @pytest.mark.parametrize(
@@ -276,14 +291,14 @@ def test_a_dit_keeps_its_variance_and_its_sampler(tmp_path):
     net, file = SiT(8, 2, 3, **sizes), tmp_path / "dit.safetensors"
     write_denoiser(file, net, DDPMLinear(), "eps", sampling, ("a", "b"))
     folder = export(file, tmp_path / "folder")
-    pictures = stacked(opened(folder)(class_labels=[0, 1, 0], generator=seeded(4)).images)
-    assert (pictures == sampled(file, range(3), seed=4, labels="balanced")).all()
+    pictures = stack_pictures(opened(folder)(class_labels=[0, 1, 0], generator=seed_generator(4)).images)
+    assert (pictures == sample_pixels(file, range(3), seed=4, labels="balanced")).all()
     assert pictures.std() > 10
 
 
 def test_an_export_says_that_its_autoencoder_is_a_folder_of_this_machine(latent_sit, vae, tmp_path, capsys):
     main(["export", str(latent_sit), str(tmp_path / "file.safetensors")])
     assert f"{vae}: elsewhere name one with --vae" in capsys.readouterr().out
-    redescribe(tmp_path / "file.safetensors", latents=described(latent_sit)["latents"] | {"vae": "me/vae"})
+    redescribe(tmp_path / "file.safetensors", latents=read_description(latent_sit)["latents"] | {"vae": "me/vae"})
     main(["export", str(tmp_path / "file.safetensors"), str(tmp_path / "again.safetensors")])
     assert "--vae" not in capsys.readouterr().out

@@ -4,9 +4,9 @@ import os
 import re
 
 import pytest
-from hub_folders import BUNDLED, export, own_modules, sampled, stacked, write_denoiser  # noqa: F401
+from hub_folders import BUNDLED, export, own_modules, sample_pixels, stack_pictures, write_denoiser  # noqa: F401
 from huggingface_hub import ModelCard
-from official_files import imported, tiny
+from official_files import import_and_load, tiny
 from refusals import find_line
 
 from uvit_decay.checkpoint import load
@@ -28,11 +28,11 @@ def test_the_example_runs_and_metadata_are_those_of_the_hub(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     scope = {}
     exec(re.search(r"```python\n(.*?)```", card.text, re.DOTALL)[1], scope)
-    assert (stacked(scope["images"]) == sampled(BUNDLED, range(4))).all()
+    assert (stack_pictures(scope["images"]) == sample_pixels(BUNDLED, range(4))).all()
 
 
 def test_licence_of_imported_weights_is_their_publishers(tmp_path):
-    card = model_card(imported(tiny(), tmp_path), "net")
+    card = model_card(import_and_load(tiny(), tmp_path), "net")
     assert card.data.license == "unknown"
     assert "The weights: that of their publisher" in card.text
 

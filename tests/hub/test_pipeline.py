@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hub_folders import BUNDLED, own_modules, sampled, seeded, stacked, write_denoiser  # noqa: F401
+from hub_folders import BUNDLED, own_modules, sample_pixels, seed_generator, stack_pictures, write_denoiser  # noqa: F401
 from refusals import find_line
 
 from uvit_decay.checkpoint import load
@@ -28,28 +28,31 @@ def pipeline():
 
 
 def pictures(pipeline, labels, generator, **options):
-    return stacked(pipeline(class_labels=labels, generator=generator, **{**FAST, **options}).images)
+    return stack_pictures(pipeline(class_labels=labels, generator=generator, **{**FAST, **options}).images)
 
 
 def test_a_second_call_makes_other_pictures_and_the_same_generators_the_same(pipeline):
-    generators = seeded(3), seeded(3)
+    generators = seed_generator(3), seed_generator(3)
     first, second = ([pictures(pipeline, [4, 4], generator) for _ in range(2)] for generator in generators)
     assert (np.array(first) == np.array(second)).all()
     assert (first[0] != first[1]).mean() > 0.3
     assert (first[0][0] != first[0][1]).mean() > 0.3
-    assert (first[0] == sampled(BUNDLED, range(2), classes=("4",), seed=3, steps=2)).all()
+    assert (first[0] == sample_pixels(BUNDLED, range(2), classes=("4",), seed=3, steps=2)).all()
 
 
 def test_a_generator_that_is_not_fresh_is_another_seed(pipeline):
-    used = seeded(3)
+    used = seed_generator(3)
     torch.rand(1, generator=used)
-    assert draw_seed(used) not in (3, draw_seed(seeded(3)))
+    assert draw_seed(used) not in (3, draw_seed(seed_generator(3)))
 
 
 def test_of_several_generators_each_makes_the_first_picture_of_its_seed(pipeline):
-    several = pictures(pipeline, [1, 2, 1], [seeded(7), seeded(8), seeded(7)], sampler="ddpm")
+    several = pictures(pipeline, [1, 2, 1], [seed_generator(7), seed_generator(8), seed_generator(7)], sampler="ddpm")
     for i, (label, seed) in enumerate([(1, 7), (2, 8), (1, 7)]):
-        assert np.abs(several[i] - pictures(pipeline, label, seeded(seed), sampler="ddpm")[0].astype(int)).max() <= 1
+        assert (
+            np.abs(several[i] - pictures(pipeline, label, seed_generator(seed), sampler="ddpm")[0].astype(int)).max()
+            <= 1
+        )
 
 
 def test_without_a_generator_pictures_follow_the_global_seed(pipeline):
@@ -61,27 +64,33 @@ def test_without_a_generator_pictures_follow_the_global_seed(pipeline):
 
 
 def test_labels_are_numbers_names_or_a_tensor(pipeline):
-    expected = pictures(pipeline, [3, 7], seeded(0))
+    expected = pictures(pipeline, [3, 7], seed_generator(0))
     for labels in (["3", "7"], torch.tensor([3, 7]), np.array([3, 7]), (3, "7")):
-        assert (pictures(pipeline, labels, seeded(0)) == expected).all()
+        assert (pictures(pipeline, labels, seed_generator(0)) == expected).all()
 
 
 def test_output_types(pipeline):
     given = {"class_labels": [1, 2], **FAST}
-    uint8 = stacked(pipeline(**given, generator=seeded(0)).images)
-    images = {name: pipeline(**given, generator=seeded(0), output_type=name).images for name in ("np", "pt", "latent")}
+    uint8 = stack_pictures(pipeline(**given, generator=seed_generator(0)).images)
+    images = {
+        name: pipeline(**given, generator=seed_generator(0), output_type=name).images for name in ("np", "pt", "latent")
+    }
     assert images["np"].shape == (2, 8, 8, 1)
     assert ((images["np"] * 255).round() == uint8).all()
     assert (images["pt"].permute(0, 2, 3, 1).numpy() == images["np"]).all()
     assert torch.equal((images["latent"] / 2 + 0.5).clamp(0, 1), images["pt"])
-    (as_tuple,) = pipeline(**given, generator=seeded(0), return_dict=False)
-    assert (stacked(as_tuple) == uint8).all()
+    (as_tuple,) = pipeline(**given, generator=seed_generator(0), return_dict=False)
+    assert (stack_pictures(as_tuple) == uint8).all()
 
 
 def test_another_sampler_has_its_own_settings(pipeline):
-    ours = pipeline(class_labels=[1, 2], sampler="uvit-dpm++", num_inference_steps=4, generator=seeded(1)).images
-    expected = sampled(BUNDLED, range(2), classes=("1", "2"), labels="balanced", sampler="uvit-dpm++", steps=4, seed=1)
-    assert (stacked(ours) == expected).all()
+    ours = pipeline(
+        class_labels=[1, 2], sampler="uvit-dpm++", num_inference_steps=4, generator=seed_generator(1)
+    ).images
+    expected = sample_pixels(
+        BUNDLED, range(2), classes=("1", "2"), labels="balanced", sampler="uvit-dpm++", steps=4, seed=1
+    )
+    assert (stack_pictures(ours) == expected).all()
 
 
 def test_every_noise_path_has_a_name():
@@ -100,8 +109,8 @@ def test_an_adaptive_sampler_has_one_image_at_a_time(tmp_path):
     net = SiT(4, 2, 1, dim=8, depth=2, heads=2, num_classes=2)
     file = write_denoiser(tmp_path / "n.safetensors", net, Linear(), "velocity", Sampling("dopri5"), ("a", "b"))
     pipeline = pipeline_of(load(file))
-    alone = pictures(pipeline, [1], seeded(0), num_inference_steps=None)
-    together = pictures(pipeline, [1, 0], seeded(0), num_inference_steps=None)
+    alone = pictures(pipeline, [1], seed_generator(0), num_inference_steps=None)
+    together = pictures(pipeline, [1, 0], seed_generator(0), num_inference_steps=None)
     assert (alone[0] == together[0]).all()
 
 
@@ -112,10 +121,10 @@ def test_weights_of_half_the_size(kind, tmp_path):
     file = tmp_path / "sit.safetensors"
     write_denoiser(file, net, Linear(), "velocity", Sampling("heun", 3), names)
     pipeline = pipeline_of(load(BUNDLED if kind == "digits" else file))
-    exact = pictures(pipeline, [1, 2], seeded(0), output_type="np")
+    exact = pictures(pipeline, [1, 2], seed_generator(0), output_type="np")
     pipeline.to(torch.bfloat16)
     assert {weight.dtype for weight in pipeline.denoiser.parameters()} == {torch.bfloat16}
-    assert np.abs(pictures(pipeline, [1, 2], seeded(0), output_type="np") - exact).mean() < 0.03
+    assert np.abs(pictures(pipeline, [1, 2], seed_generator(0), output_type="np") - exact).mean() < 0.03
 
 
 @pytest.mark.parametrize(
@@ -128,7 +137,7 @@ def test_weights_of_half_the_size(kind, tmp_path):
         ({"class_labels": "eleven"}, "'eleven'"),
         ({"class_labels": [1, 2], "num_images": 3}, 2),
         ({"class_labels": []}, "1 image"),
-        ({"class_labels": [1], "generator": [seeded(0), seeded(1)]}, (2, "1 images")),
+        ({"class_labels": [1], "generator": [seed_generator(0), seed_generator(1)]}, (2, "1 images")),
         ({"class_labels": [1], "output_type": "jpeg"}, "pil, np, pt, latent"),
         ({"class_labels": [1], "sampler": "dpm"}, "sampler"),
         ({"class_labels": [1], "num_inference_steps": 0}, (1, 1000)),

@@ -33,7 +33,7 @@ def photographs():
 
 
 def prepared(weights, protocol="dinov2-edm2", **options):
-    return inception_files.prepared(DINOv2(str(weights), protocol, **options))
+    return inception_files.prepare(DINOv2(str(weights), protocol, **options))
 
 
 def standardised(pixels):
@@ -156,7 +156,7 @@ def test_files_that_are_missing_or_damaged_are_one_line(weights, tmp_path, monke
     extractor = DINOv2()
     assert extractor.missing() == "DINOv2's weights (timm/vit_large_patch14_dinov2.lvd142m)"
     with raises_user_error("DINOv2", "--dinov2-weights"):
-        inception_files.prepared(extractor)
+        inception_files.prepare(extractor)
 
 
 def test_timms_file_is_taken_from_the_cache_of_the_hub(tmp_path, monkeypatch, weights, photographs):
@@ -169,7 +169,7 @@ def test_timms_file_is_taken_from_the_cache_of_the_hub(tmp_path, monkeypatch, we
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     extractor = DINOv2()
     assert extractor.missing() is None
-    inception_files.prepared(extractor)
+    inception_files.prepare(extractor)
     assert torch.equal(extractor(photographs).features, prepared(weights)(photographs).features)
 
 

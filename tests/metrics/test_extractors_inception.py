@@ -6,7 +6,7 @@ import jaxtyping
 import pytest
 import torch
 import torch.nn.functional as F
-from inception_files import prepared, random_weights
+from inception_files import prepare, random_weights
 from refusals import raises_user_error
 from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
@@ -27,7 +27,7 @@ def theirs(weights):
 
 
 def opened(weights, protocol="adm", **options):
-    return prepared(Inception(str(weights), protocol, **options))
+    return prepare(Inception(str(weights), protocol, **options))
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_features_tell_images_apart_and_the_network_is_frozen_and_loaded_once(ou
     assert not any(x.requires_grad or x.is_inference() for x in outputs)
     assert (outputs.features[0] - outputs.features[1]).norm() > 0.01 * outputs.features[0].norm() > 0
     net = inception.net
-    assert prepared(inception).net is net
+    assert prepare(inception).net is net
     assert not any(p.requires_grad for p in net.parameters())
     assert not any(module.training for module in net.modules())
 

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from inception_files import prepared, random_weights
+from inception_files import prepare, random_weights
 from refusals import find_line, raises_user_error
 
 from uvit_decay.metrics import Inception, inception_net
@@ -26,7 +26,7 @@ def refused(path=None):
     """The one line that `path` is refused with."""
     extractor = Inception(None if path is None else str(path))
     with pytest.raises(UserError) as caught:
-        prepared(extractor)
+        prepare(extractor)
     assert extractor.net is None
     message = str(caught.value)
     assert "\n" not in message
@@ -61,7 +61,7 @@ def test_a_file_of_another_layout_is_refused(kind, state, tmp_path):
 def test_counters_of_batches_are_optional_and_half_precision_is_widened(state, tmp_path):
     path = tmp_path / "weights.pth"
     torch.save({k: v.half() for k, v in state.items() if not k.endswith("num_batches_tracked")}, path)
-    extractor = prepared(Inception(str(path)))
+    extractor = prepare(Inception(str(path)))
     assert {p.dtype for p in extractor.net.state_dict().values()} == {torch.float32}
 
 
@@ -106,5 +106,5 @@ def test_a_file_in_the_cache_is_used_without_the_network(cached, weights, monkey
     monkeypatch.setattr(inception_net, "URL_INCEPTION_V3", f"https://example.org/{name}")
     cached.parent.mkdir(parents=True)
     shutil.copy(weights, cached.with_name(name))
-    extractor = prepared(Inception())
+    extractor = prepare(Inception())
     assert extractor.fingerprint() == f"inception-v3-pytorch-fid-{sha256[:12]}"

@@ -3,7 +3,7 @@
 import mae_reference as reference
 import pytest
 import torch
-from mae_reference import SMALL, inputs, standardised
+from mae_reference import SMALL, inputs, standardise
 from networks import ENCODER, MASKED, VIT
 from refusals import raises_user_error
 
@@ -45,17 +45,17 @@ def test_prediction_mask_and_loss_are_those_of_the_published_function(options):
     x, noise = (value.double() for value in inputs(**SMALL))
     prediction, mask = net(x, noise)
     alphas = list(net.shortcuts.alphas)
-    theirs, their_mask = reference.mae_forward(state, standardised(x), noise, alphas=alphas, **HEADS)
+    theirs, their_mask = reference.mae_forward(state, standardise(x), noise, alphas=alphas, **HEADS)
     assert torch.equal(mask, their_mask.to(mask))
     torch.testing.assert_close(prediction, theirs, rtol=1e-9, atol=1e-9)
-    loss = reference.loss(standardised(x), theirs, their_mask, SMALL["patch_size"])
+    loss = reference.loss(standardise(x), theirs, their_mask, SMALL["patch_size"])
     torch.testing.assert_close(net.reconstruction_loss(x, prediction, mask.double()), loss, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("norm_pix", [True, False])
 def test_targets_are_patches_and_reconstruction_inverts_them(norm_pix):
     net, (x, _) = small(norm_pix=norm_pix), inputs(**SMALL)
-    theirs = reference.targets(standardised(x), SMALL["patch_size"], norm_pix)
+    theirs = reference.targets(standardise(x), SMALL["patch_size"], norm_pix)
     torch.testing.assert_close(net.targets(x), theirs, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(net.reconstruct(x, net.targets(x)), x, rtol=1e-5, atol=1e-5)
 
@@ -143,10 +143,10 @@ def test_logits_are_those_of_a_fine_tuned_and_of_a_probed_file(pool):
     net = ViT(**size, num_classes=5, pool=pool, batch_norm=pool == "cls", alpha_min=1.0).double().eval()
     net.load_state_dict(dict(state), strict=True)
     x = inputs(**SMALL)[0].double()
-    torch.testing.assert_close(net(x), reference.logits(state, standardised(x), SMALL["heads"]), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(net(x), reference.logits(state, standardise(x), SMALL["heads"]), rtol=1e-9, atol=1e-9)
     states, theirs = (
         list(net.forward_intermediates(x)),
-        reference.encoder_states(state, standardised(x), SMALL["heads"]),
+        reference.encoder_states(state, standardise(x), SMALL["heads"]),
     )
     assert len(states) == len(net.layers) == 1 + SMALL["depth"]
     torch.testing.assert_close(states, theirs, rtol=1e-9, atol=1e-9)

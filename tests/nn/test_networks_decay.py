@@ -3,7 +3,7 @@
 import pytest
 import torch
 from networks import each_kind
-from record_ops import recorded
+from record_ops import record
 from refusals import raises_user_error
 from torch import nn
 
@@ -12,7 +12,7 @@ from uvit_decay.decay import shortcuts
 
 @each_kind
 def test_the_decayed_forward_pass_runs_the_same_operations_as_the_ordinary_one(kind):
-    plain, decayed = (recorded(kind.loaded(alpha_min=alpha_min), kind.inputs()) for alpha_min in (1.0, 0.7))
+    plain, decayed = (record(kind.loaded(alpha_min=alpha_min), kind.inputs()) for alpha_min in (1.0, 0.7))
     assert decayed == plain
 
 

@@ -38,7 +38,7 @@ def md5(path) -> str:
 
 
 @contextmanager
-def served(folder: Path, handler: type = SimpleHTTPRequestHandler) -> Iterator[tuple[str, list[str]]]:
+def run_server(folder: Path, handler: type = SimpleHTTPRequestHandler) -> Iterator[tuple[str, list[str]]]:
     """The address of a server of the files in a folder, and the paths that it was asked for."""
     asked: list[str] = []
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from reference import block, block_shapes, each, embedded, layer, norm, random_values
+from reference import block, block_shapes, each, embed_patches, layer, norm, random_values
 from torch import Tensor, nn
 
 WIDTH, DEPTH, HEADS = 128, 2, 2
@@ -39,7 +39,7 @@ class Original(nn.Module):
         return torch.cat([token, grid.flatten(2).transpose(1, 2)], dim=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        patches = embedded(self.state, "patch_embed.proj", x)
+        patches = embed_patches(self.state, "patch_embed.proj", x)
         x = torch.cat([self.state["cls_token"].expand(len(x), -1, -1), patches], dim=1) + self.positions()
         for i in range(DEPTH):
             gammas = iter([self.state[f"blocks.{i}.ls{j}.gamma"] for j in (1, 2)])

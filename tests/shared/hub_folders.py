@@ -65,18 +65,18 @@ def write_latent_sit(file: Path, vae: Path) -> Path:
     return write_denoiser(file, net, Linear(), "velocity", sampling, names, space)
 
 
-def sampled(file: Path, numbers: range, **options) -> np.ndarray:
+def sample_pixels(file: Path, numbers: range, **options) -> np.ndarray:
     """The pictures of sample.py with these options, uint8 (n, h, w, c)."""
     return Samples.from_options(file, SamplingOptions(**options)).images(numbers).permute(0, 2, 3, 1).numpy()
 
 
-def stacked(pictures: list) -> np.ndarray:
+def stack_pictures(pictures: list) -> np.ndarray:
     """PIL images as uint8 (n, h, w, c)."""
     arrays = np.stack([np.asarray(picture) for picture in pictures])
     return arrays if arrays.ndim == 4 else arrays[..., None]
 
 
-def seeded(seed: int) -> torch.Generator:
+def seed_generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 

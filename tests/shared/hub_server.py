@@ -10,7 +10,7 @@ from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 
 import pytest
-from cifar_files import served
+from cifar_files import run_server
 from huggingface_hub import constants, file_download, hf_api
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -55,7 +55,7 @@ class Handler(SimpleHTTPRequestHandler):
 @contextmanager
 def hub(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let every repository be this folder; huggingface_hub is as HF_ENDPOINT and HF_HUB_DISABLE_XET=1 would set it."""
-    with served(folder, Handler) as (url, _):
+    with run_server(folder, Handler) as (url, _):
         address = url + "/{repo_id}/resolve/{revision}/{filename}"
         patch.setattr(constants, "ENDPOINT", url)
         patch.setattr(hf_api.api, "endpoint", url)  # of the functions that diffusers calls

@@ -39,7 +39,7 @@ def turn(path: Path) -> None:
         image.transpose(Image.Transpose.ROTATE_180).save(path)
 
 
-def zipped(folder: Path, file: Path, prefix: str = "") -> Path:
+def write_zip(folder: Path, file: Path, prefix: str = "") -> Path:
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted(folder.rglob("*"), reverse=True):  # the order in the zip must not matter
             if path.is_file():
@@ -47,7 +47,7 @@ def zipped(folder: Path, file: Path, prefix: str = "") -> Path:
     return file
 
 
-def tarred(folder: Path, file: Path, prefix: str = "", layout: int = tarfile.PAX_FORMAT, mode: str = "w") -> Path:
+def write_tar(folder: Path, file: Path, prefix: str = "", layout: int = tarfile.PAX_FORMAT, mode: str = "w") -> Path:
     """An uncompressed tar, last file first, with entries for folders as tar itself writes them."""
     with tarfile.open(file, mode, format=layout) as archive:
         for path in sorted(folder.rglob("*"), reverse=True):

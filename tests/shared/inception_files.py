@@ -27,7 +27,7 @@ def random_weights(path: Path, seed: int = 0) -> Path:
     return path
 
 
-def prepared(extractor: Extractor) -> Extractor:
+def prepare(extractor: Extractor) -> Extractor:
     """The extractor with its weights, on the CPU."""
     images, labels = torch.zeros(0, 3, 8, 8, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64)
     extractor.prepare(images, labels, torch.device("cpu"))

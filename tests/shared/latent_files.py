@@ -24,7 +24,7 @@ def open_set(folder, **options):
     return LatentSet(folder, manifests.read(folder), **options)
 
 
-def copied(folder, target):
+def copy_set(folder, target):
     """A copy to damage."""
     return shutil.copytree(folder, target, dirs_exist_ok=True)
 

@@ -7,7 +7,7 @@ Masks are given by noise: the patches of the smallest noise are kept.
 from argparse import Namespace
 
 import torch
-from reference import block, block_shapes, each, embedded, layer, linear, norm, random_values
+from reference import block, block_shapes, each, embed_patches, layer, linear, norm, random_values
 from torch.nn import functional
 
 SMALL = dict(
@@ -99,7 +99,7 @@ def training_file(state, args, epoch=49):
     return {"model": state, "optimizer": optimizer, "epoch": epoch, "scaler": {"scale": 65536.0}, "args": args}
 
 
-def standardised(x):
+def standardise(x):
     """What the official code sees of images in [-1, 1] of 3 channels."""
     mean, std = (torch.tensor(values, dtype=x.dtype).view(3, 1, 1) for values in (MEAN, STD))
     return ((x + 1) / 2 - mean) / std
@@ -110,7 +110,7 @@ def number(w, prefix):
     return len({name.split(".")[1] for name in w if name.split(".")[0] == prefix})
 
 
-def kept_patches(noise, mask_ratio):
+def choose_patches(noise, mask_ratio):
     """The patches that stay visible, (b, k), in the order of their noise."""
     return noise.argsort(dim=1)[:, : int(noise.shape[1] * (1 - mask_ratio))]
 
@@ -118,7 +118,7 @@ def kept_patches(noise, mask_ratio):
 def encoder_states(w, x, heads, kept=None, alphas=None, betas=None):
     """The states after the embeddings and after every block, with the `kept` patches only, or all."""
     alphas, betas = each(alphas), each(betas)
-    h = embedded(w, "patch_embed.proj", x) + w["pos_embed"][:, 1:]
+    h = embed_patches(w, "patch_embed.proj", x) + w["pos_embed"][:, 1:]
     if kept is not None:
         h = h[torch.arange(len(h))[:, None], kept]
     states = [torch.cat([(w["cls_token"] + w["pos_embed"][:, :1]).expand(len(h), 1, -1), h], 1)]
@@ -146,7 +146,7 @@ def decoder_input(w, states, kept):
 
 def mae_forward(w, x, noise, mask_ratio=0.75, *, heads, decoder_heads, alphas=None, betas=None, **_):
     """Prediction (b, n, p*p*c) and mask (b, n), which is 1 where a patch was removed."""
-    kept = kept_patches(noise, mask_ratio)
+    kept = choose_patches(noise, mask_ratio)
     states = encoder_states(w, x, heads, kept, alphas, betas)
     y, last = decoder_input(w, states, kept), len(states) - 1
     for i in range(number(w, "decoder_blocks")):
@@ -175,7 +175,7 @@ def loss(x, prediction, mask, patch_size, norm_pix=True):
     return errors[mask == 1].mean()
 
 
-def pooled(w, x, heads, alphas=None, betas=None):
+def pool(w, x, heads, alphas=None, betas=None):
     """The input of the head: the mean of the patches, normed, or the class token of the normed state."""
     h = encoder_states(w, x, heads, None, alphas, betas)[-1]
     if "fc_norm.weight" in w:
@@ -185,7 +185,7 @@ def pooled(w, x, heads, alphas=None, betas=None):
 
 def logits(w, x, heads, alphas=None, betas=None):
     """The output of a fine-tuned network, or of a linear probe in evaluation."""
-    features = pooled(w, x, heads, alphas, betas)
+    features = pool(w, x, heads, alphas, betas)
     if "head.weight" in w:
         return linear(w, "head", features)
     features = (features - w["head.0.running_mean"]) / (w["head.0.running_var"] + 1e-6).sqrt()

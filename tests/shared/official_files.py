@@ -41,13 +41,13 @@ def meta(shapes):
     return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
 
 
-def changed(state, *without, **entries):
+def change_state(state, *without, **entries):
     """A state_dict without the entries whose names begin so, and with others, in whose names __ stands for a dot."""
     kept = {name: value for name, value in state.items() if not name.startswith(without)}
     return kept | {name.replace("__", "."): value for name, value in entries.items()}
 
 
-def saved(contents, path):
+def save_contents(contents, path):
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.save(contents, path)
     return path
@@ -58,14 +58,14 @@ def plain_head(state):
     return without_sigma(StateDict(state, "SiT", HERE))[0].state
 
 
-def described(path):
+def read_description(path):
     with safe_open(path, "pt") as file:
         return json.loads(file.metadata()["uvit_decay"])
 
 
-def imported(contents, tmp_path, hints=TINY):
+def import_and_load(contents, tmp_path, hints=TINY):
     """What `load` makes of the imported file with these contents."""
-    import_official(saved(contents, tmp_path / "official.pth"), tmp_path / "ours.safetensors", None, hints)
+    import_official(save_contents(contents, tmp_path / "official.pth"), tmp_path / "ours.safetensors", None, hints)
     return load(tmp_path / "ours.safetensors")
 
 
@@ -83,24 +83,24 @@ def check_note(note, what, *refused):
 
 def redescribe(file, **values):
     """Change what a file of ours says of itself."""
-    save_file(load_file(file), file, {"uvit_decay": json.dumps({**described(file), **values})})
+    save_file(load_file(file), file, {"uvit_decay": json.dumps({**read_description(file), **values})})
 
 
 def ours(tmp_path, **options):
     """An exported checkpoint of a tiny network with these options."""
-    imported(tiny(), tmp_path)
+    import_and_load(tiny(), tmp_path)
     return _holding(UViT(**SMALL | options), tmp_path / "ours.safetensors")
 
 
 def our_sit(tmp_path, **options):
     """The same of a SiT, with random weights where it starts with none."""
-    imported(tiny_sit(), tmp_path)
+    import_and_load(tiny_sit(), tmp_path)
     return _holding(sit_reference.loaded(**options), tmp_path / "ours.safetensors")
 
 
 def our_encoder(tmp_path, kind, **options):
     """The same of an MAE or a ViT, with random weights in every layer."""
-    imported(mae_reference.finetuned_file(**mae_reference.SMALL), tmp_path, TINY_ENCODER)
+    import_and_load(mae_reference.finetuned_file(**mae_reference.SMALL), tmp_path, TINY_ENCODER)
     net = kind(**options)
     state = random_values({name: value.shape for name, value in net.named_parameters() if name != "alphas"}, 3)
     net.load_state_dict(net.state_dict() | state)
@@ -113,7 +113,7 @@ def our_encoder(tmp_path, kind, **options):
 
 def _holding(net, path):
     """The checkpoint at `path` with another network."""
-    card = described(path)
+    card = read_description(path)
     card["net"] = asdict(Spec.of(type(net), net.config))
     card["class_names"] = [str(label) for label in range(net.num_classes)]
     if net.channels != 4:
@@ -122,8 +122,8 @@ def _holding(net, path):
     return path
 
 
-def changed_training(trained, tmp_path, change):
+def change_training(trained, tmp_path, change):
     """A copy of the .ckpt whose contents `change` has changed."""
     contents = torch.load(trained, weights_only=True)
     change(contents)
-    return saved(contents, tmp_path / "changed.ckpt")
+    return save_contents(contents, tmp_path / "changed.ckpt")

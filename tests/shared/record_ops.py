@@ -87,7 +87,7 @@ def _place() -> str:
     return lightning
 
 
-def recorded(net, arguments):
+def record(net, arguments):
     """Names of the operations of net(*arguments), without those of a backward pass."""
     with RecordOps() as recorder, torch.no_grad():
         net(*arguments)

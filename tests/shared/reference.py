@@ -95,7 +95,7 @@ def block(w, name, h, heads, eps, alphas, betas):
     return next(alphas) * h + next(betas) * mlp(w, name + ".mlp", norm(w, name + ".norm2", h, eps))
 
 
-def embedded(w, name, x):
+def embed_patches(w, name, x):
     """The patches of images as tokens, row by row."""
     weight = w[name + ".weight"]
     return functional.conv2d(x, weight, w[name + ".bias"], stride=weight.shape[-1]).flatten(2).transpose(1, 2)

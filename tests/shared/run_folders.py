@@ -67,7 +67,7 @@ def measurement(step, values, metadata):
     return Measurement(step, step / 44, 32 * step, values, metadata)
 
 
-def shifted(by):
+def shift_evaluations(by):
     return {step: (accuracy + by, rank + by) for step, (accuracy, rank) in EVALUATIONS.items()}
 
 

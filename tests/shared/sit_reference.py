@@ -1,7 +1,7 @@
 """The published SiT and its decayed variant written again from their layout and function, and small networks."""
 
 import torch
-from reference import attention, block_shapes, each, embedded, image_of, layer, linear, makers, mlp, waves
+from reference import attention, block_shapes, each, embed_patches, image_of, layer, linear, makers, mlp, waves
 from torch.nn import functional
 
 from uvit_decay.nn import SiT
@@ -44,7 +44,7 @@ def official_shapes(image_size, patch_size, channels, dim, depth, num_classes, m
 small, random_state, loaded, inputs = makers(SiT, SMALL, official_shapes)
 
 
-def modulated(h, shift, scale):
+def modulate(h, shift, scale):
     h = functional.layer_norm(h, h.shape[-1:], eps=1e-6)
     return h * (1 + scale.unsqueeze(1)) + shift.unsqueeze(1)
 
@@ -56,9 +56,9 @@ def forward_intermediates(w, h, c, *, depth, heads, alphas=None, betas=None):
     def block(name, h):
         modulation = linear(w, name + ".adaLN_modulation.1", functional.silu(c))
         shift_msa, scale_msa, gate_msa, shift_mlp, scale_mlp, gate_mlp = modulation.chunk(6, dim=1)
-        f = gate_msa.unsqueeze(1) * attention(w, name + ".attn", modulated(h, shift_msa, scale_msa), heads)
+        f = gate_msa.unsqueeze(1) * attention(w, name + ".attn", modulate(h, shift_msa, scale_msa), heads)
         h = next(alphas) * h + next(betas) * f
-        f = gate_mlp.unsqueeze(1) * mlp(w, name + ".mlp", modulated(h, shift_mlp, scale_mlp), "tanh")
+        f = gate_mlp.unsqueeze(1) * mlp(w, name + ".mlp", modulate(h, shift_mlp, scale_mlp), "tanh")
         return next(alphas) * h + next(betas) * f
 
     if "blocks.0.attn.qkv.weight" in w:
@@ -81,10 +81,10 @@ def forward_intermediates(w, h, c, *, depth, heads, alphas=None, betas=None):
 
 def official_forward(w, x, official_time, y=None, *, depth, heads, patch_size, alphas=None, betas=None, **_):
     """The published forward pass on a state_dict `w`; official time is 1 at the data, 0 at the noise."""
-    h = embedded(w, "x_embedder.proj", x) + w["pos_embed"]
+    h = embed_patches(w, "x_embedder.proj", x) + w["pos_embed"]
     c = linear(w, "t_embedder.mlp.2", functional.silu(linear(w, "t_embedder.mlp.0", waves(official_time, 128))))
     if y is not None:
         c = c + w["y_embedder.embedding_table.weight"][y]
     h = forward_intermediates(w, h, c, depth=depth, heads=heads, alphas=alphas, betas=betas)
     shift, scale = linear(w, "final_layer.adaLN_modulation.1", functional.silu(c)).chunk(2, dim=1)
-    return image_of(linear(w, "final_layer.linear", modulated(h, shift, scale)), patch_size)[:, : x.shape[1]]
+    return image_of(linear(w, "final_layer.linear", modulate(h, shift, scale)), patch_size)[:, : x.shape[1]]

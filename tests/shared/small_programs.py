@@ -42,7 +42,7 @@ WATCHED = (*WRITERS, *WORK)
 SOME = ("sample into a folder", "statistics", "export")  # of each kind of output, and quick
 
 
-def tried(name: str, exhaustive: bool, some: Sequence[str] = SOME) -> None:
+def skip_unless_tried(name: str, exhaustive: bool, some: Sequence[str] = SOME) -> None:
     """Skip a test of a program that is not one of `some`, unless all are tried."""
     if not exhaustive and name not in some:
         pytest.skip("with --exhaustive")
@@ -95,7 +95,7 @@ def small_inputs(folder: Path) -> dict[str, Path]:
     return {"digits": folder / "pictures", "array": folder / "array.npz", "runs": folder / "digits"}
 
 
-def drawn(calls: Mapping[str, Sequence[int]], number: int, seed: int) -> list[Moment]:
+def draw_moments(calls: Mapping[str, Sequence[int]], number: int, seed: int) -> list[Moment]:
     """Draw moments, equally often in each function that was entered, uniform over its runs and their calls.
 
     The last tenth of the calls is left out, of which the next run may have fewer: an import takes more calls when it

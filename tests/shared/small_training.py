@@ -97,7 +97,7 @@ def rows(run: Path) -> list[dict[str, str]]:
     return sorted(content, key=lambda row: (int(row["step"]), sorted(row)))
 
 
-def trained(run: Path) -> dict[str, Any]:
+def read_training_state(run: Path) -> dict[str, Any]:
     """What training has made of the network, of its checkpoint."""
     contents = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
     return {**{name: contents[name] for name in TRAINED}, "ema": contents["callbacks"]["EMA"]}
@@ -114,7 +114,7 @@ def differences(run: Path, other: Path, resumed: int = 0) -> list[str]:
     found += [f"row {row}" for row in one if row not in two]
     lost = (row for row in two if row not in one)
     found += [f"no row {row}" for row in lost if int(row["step"]) not in (resumed - 1, resumed)]
-    ours, theirs = trained(run), trained(other)
+    ours, theirs = read_training_state(run), read_training_state(other)
     return found + [name for name in ours if not equal(ours[name], theirs[name])]
 
 

@@ -31,7 +31,7 @@ def no_reader() -> None:
     sys.stdout = os.fdopen(1, "w")
 
 
-def closed() -> None:
+def close_streams() -> None:
     """Close all standard streams, as `<&- >&- 2>&-` does."""
     for number in range(3):
         os.close(number)
@@ -66,7 +66,7 @@ def quick() -> None:
 CIRCUMSTANCES = {
     "jumping-clock": jumping_clock,
     "no-reader": no_reader,
-    "closed": closed,
+    "closed": close_streams,
     "full-output": full_output,
     "small-files": small_files,
     "impatient": impatient,

@@ -1,7 +1,7 @@
 """The official U-ViT written again from its published layout and function, and small networks to compare with it."""
 
 import torch
-from reference import block, block_shapes, each, embedded, image_of, layer, linear, makers, norm, waves
+from reference import block, block_shapes, each, embed_patches, image_of, layer, linear, makers, norm, waves
 from torch.nn import functional
 
 from uvit_decay.nn import UViT
@@ -63,7 +63,7 @@ def official_forward(w, x, t, y=None, *, dim, depth, heads, patch_size, time_sca
     if "time_embed.0.weight" in w:
         time = linear(w, "time_embed.2", functional.silu(linear(w, "time_embed.0", time)))
     extra = [time] if y is None else [w["label_emb.weight"][y], time]
-    h = torch.cat([torch.stack(extra, 1), embedded(w, "patch_embed.proj", x)], 1) + w["pos_embed"]
+    h = torch.cat([torch.stack(extra, 1), embed_patches(w, "patch_embed.proj", x)], 1) + w["pos_embed"]
     h = official_trunk(w, h, depth=depth, heads=heads, alphas=alphas, betas=betas)
     image = image_of(linear(w, "decoder_pred", norm(w, "norm", h, 1e-5))[:, len(extra) :], patch_size)
     if "final_layer.weight" in w:

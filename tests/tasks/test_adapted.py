@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import state, tiny_net, tiny_task, tiny_trainer, train
-from official_files import changed_training, tiny_sit
+from official_files import change_training, tiny_sit
 from PIL import Image
 from refusals import find_line, raises_user_error
 from runs import configuration, fit
@@ -93,7 +93,7 @@ def test_known_classes_keep_their_labels_and_others_are_new(trained, pictures, s
 
 
 def test_an_imported_file_has_as_many_classes_or_others(trained, pictures, tmp_path, start_task):
-    unnamed = changed_training(trained, tmp_path, lambda contents: contents["uvit_decay"].pop("class_hash"))
+    unnamed = change_training(trained, tmp_path, lambda contents: contents["uvit_decay"].pop("class_hash"))
     theirs = load(trained, "ema").net.label_emb.weight
     assert torch.equal(start_task(uvit_from(unnamed), Digits(32))[0].label_emb.weight, theirs)
     net, line = start_task(uvit_from(unnamed, tiny_net(3)), classes(pictures))

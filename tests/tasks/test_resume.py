@@ -6,9 +6,9 @@ import functools
 import pytest
 import torch
 from conftest import leaves, refused, same, tiny_net, tiny_task, tiny_trainer, train
-from image_noise import tree, turn, zipped
+from image_noise import tree, turn, write_zip
 from lightning.pytorch.loggers import CSVLogger
-from official_files import changed_training
+from official_files import change_training
 from refusals import find_line, raises_user_error
 from runs import StopAt, fit
 from small_mae import mae_task
@@ -85,7 +85,7 @@ def test_every_other_difference_is_said_in_one_line(tmp_path, monkeypatch, caplo
 def test_other_images_of_the_same_counts_are_refused_unless_data_is_allowed(tmp_path, monkeypatch, caplog, capsys):
     names = [f"{kind}/{i}.png" for kind in ("cat", "dog") for i in range(4)]
     folder = tree(tmp_path / "images", names)
-    zipped(folder, tmp_path / "images.zip")
+    write_zip(folder, tmp_path / "images.zip")
     flags = ["--data=Images", f"--data.path={tmp_path / 'images.zip'}", "--data.image_size=8", "--data.batch_size=4"]
     flags += ["--data.channels=1", "--model.net.num_classes=2", *TINY]
     flags += ["--trainer.callbacks+=uvit_decay.callbacks.LastCheckpoint"]
@@ -93,7 +93,7 @@ def test_other_images_of_the_same_counts_are_refused_unless_data_is_allowed(tmp_
     (path,) = (tmp_path / "runs").rglob("last.ckpt")
     flags += [f"--ckpt_path={path}", "--trainer.max_steps=3"]
     turn(folder / "cat" / "1.png")
-    zipped(folder, tmp_path / "images.zip")
+    write_zip(folder, tmp_path / "images.zip")
     assert "--resume.allow '[data]'" in refused(capsys, train, monkeypatch, tmp_path, "fit", *flags)
     train(monkeypatch, tmp_path, "fit", *flags, "--resume.allow=data")
     assert len(find_changes(caplog)) == 1
@@ -108,11 +108,11 @@ def test_a_run_with_the_former_fingerprint_resumes_and_stores_the_new_one(traine
 
     task = tiny_task()
     task.settings = torch.load(trained, weights_only=True).get("settings") or {"seed_everything": 0}
-    path = changed_training(trained, tmp_path, age)
+    path = change_training(trained, tmp_path, age)
     fit(tmp_path / "run", max_steps=13, ckpt_path=path, task=task)
     stored = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)
     assert stored["uvit_decay"]["data_hash"] == digits.fingerprint
-    other = changed_training(trained, tmp_path, replace)
+    other = change_training(trained, tmp_path, replace)
     with raises_user_error("00000000", "--resume.allow"):
         fit(tmp_path / "other", max_steps=13, ckpt_path=other, task=task)
 
@@ -163,7 +163,7 @@ def test_old_names_and_left_out_arguments_are_the_same_function(trained, tmp_pat
         description["net"]["init_args"]["zero_init"] = True  # only how it once began
         del description["weighting"], contents["settings"]
 
-    path = changed_training(trained, tmp_path, age)
+    path = change_training(trained, tmp_path, age)
     assert len(fit(tmp_path / "run", max_steps=13, ckpt_path=path)[0]) == 1
     with raises_user_error("net.time_scale 999.0", "1000.0", "--model.net.time_scale 999.0"):
         check(torch.load(path, weights_only=True), tiny_task(tiny_net(time_scale=1000.0)), "x")
@@ -173,7 +173,7 @@ def test_counters_of_lightning_are_not_those_of_the_file(trained, tmp_path):
     def lose(contents):
         contents["loops"]["fit_loop"].pop("epoch_loop.batch_progress")
 
-    path = changed_training(trained, tmp_path, lose)
+    path = change_training(trained, tmp_path, lose)
     runs = [fit(tmp_path / file.stem, max_steps=14, ckpt_path=file) for file in (trained, path)]
     assert runs[0][0] == runs[1][0]
     assert same(runs[0][1], runs[1][1])
