@@ -16,12 +16,13 @@ from diffusers.utils.dynamic_modules_utils import check_imports
 from hub_folders import (
     BUNDLED,
     export,
+    own_modules,  # noqa: F401
     sample_pixels,
     seed_generator,
     stack_pictures,
     write_denoiser,
     write_latent_sit,
-)  # noqa: F401
+)
 
 from uvit_decay.checkpoint import load
 from uvit_decay.commands.convert import main

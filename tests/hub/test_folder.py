@@ -13,12 +13,13 @@ from diffusers import DiffusionPipeline
 from hub_folders import (
     BUNDLED,
     export,
+    own_modules,  # noqa: F401
     sample_pixels,
     seed_generator,
     stack_pictures,
     write_denoiser,
     write_latent_sit,
-)  # noqa: F401
+)
 from hub_server import hub
 from jsonargparse._typehints import resolve_class_path_by_name
 from official_files import read_description, redescribe
