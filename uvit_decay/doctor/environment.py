@@ -92,9 +92,10 @@ def find_missing_weights(callback: Callback, data: ImageData) -> list[str]:
     name = callback.extractor.missing()
     if name is not None:
         missing.append(name)
-    vae = data.latents.vae if data.latents else None
-    if vae and not Path(vae).is_dir() and not isinstance(try_to_load_from_cache(vae, "config.json"), str):
-        missing.append(f"the autoencoder {vae}")
+    if data.latents:
+        vae = data.latents.vae
+        if vae and not Path(vae).is_dir() and not isinstance(try_to_load_from_cache(vae, "config.json"), str):
+            missing.append(f"the autoencoder {vae}")
     return missing
 
 

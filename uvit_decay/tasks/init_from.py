@@ -69,7 +69,7 @@ def read_weights(path: Path) -> StoredModel:
     try:
         return read_official(path)
     except UserError as error:
-        raise UserError(f"{error} (options are those of uvit-decay import)") from error
+        raise UserError(f"{error} (for its options, see uvit-decay import --help)") from error
 
 
 def read_initial(file: Path, net: nn.Module, function: Mapping[str, Any]) -> StoredModel:

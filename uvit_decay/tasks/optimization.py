@@ -273,7 +273,7 @@ class Optimization:
 
     @property
     def needs_whole_matrices(self) -> bool:
-        """Whether the optimizer cannot take sharded matrices."""
+        """True if the optimizer cannot take sharded matrices."""
         return self.optimizer in OPTIMIZERS and OPTIMIZERS[self.optimizer].whole
 
     def moments(self, parameter: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
