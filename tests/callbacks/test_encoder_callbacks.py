@@ -87,7 +87,7 @@ def test_a_checkpoint_reconstructs_what_the_callback_did(pretrained, tmp_path, m
         (LinearProbes(pool="cls"), tiny_task, ("UViT", "class token")),
         (Preview(), mae_task, ("Preview", "MAETask")),
         (Reconstructions(), tiny_task, ("Reconstructions", "DiffusionTask")),
-        (Reconstructions(mask_ratio=0.99), mae_task, "0 visible"),
+        (Reconstructions(mask_ratio=0.99), mae_task, ("mask_ratio", 0.99)),
     ],
 )
 def test_callbacks_of_another_task_are_one_line_before_training(callback, task, message, tmp_path):
