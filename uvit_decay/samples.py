@@ -15,7 +15,7 @@ from uvit_decay.autoencoder import decoder
 from uvit_decay.checkpoint import Checkpoint, ModelCard, load
 from uvit_decay.checkpoint.io import weights_file
 from uvit_decay.diffusion.denoiser import CompiledNet, NFECounter
-from uvit_decay.diffusion.protocols import marked_protocol, protocol_sampling
+from uvit_decay.diffusion.protocols import mark_protocol, protocol_sampling
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling, generate_uint8
 from uvit_decay.guide import Guide
 from uvit_decay.image_io import to_uint8
@@ -195,7 +195,7 @@ class Samples:
 
     def _mark_protocol(self) -> str:
         """Return the name of the protocol, marked with all changes to it; taking labels in turn is also a change."""
-        name = marked_protocol(self.protocol, self.model, self.sampling)
+        name = mark_protocol(self.protocol, self.model, self.sampling)
         if self.classes and not self.at_random:
             name += "-balanced"
         return name

@@ -12,7 +12,7 @@ from sit_reference import loaded
 
 from uvit_decay.diffusion.denoiser import Denoiser, Guided
 from uvit_decay.diffusion.noise_path import VP, DDPMLinear, SDDiscrete
-from uvit_decay.diffusion.ode import dit_ddpm, respaced_levels
+from uvit_decay.diffusion.ode import dit_ddpm, respace_levels
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling, generate
 
 PATH, CPU = DDPMLinear(), torch.device("cpu")
@@ -40,7 +40,7 @@ def model(net, path=PATH):
 
 @pytest.mark.parametrize("steps", [2, 3, 10, 250, 1000])
 def test_respaced_levels_are_those_of_equal_fractional_steps(steps):
-    levels = respaced_levels(steps)
+    levels = respace_levels(steps)
     exact = [fractions.Fraction(999 * i, steps - 1) for i in range(steps)]
     assert (levels[0], levels[-1], len(set(levels))) == (1, 1000, steps)
     assert all(abs(level - 1 - place) <= fractions.Fraction(1, 2) for level, place in zip(levels, exact, strict=True))
@@ -51,7 +51,7 @@ def test_trajectories_are_those_of_diffusers_scheduler(steps, monkeypatch):
     scheduler = DDPMScheduler(1000, beta_start=1e-4, beta_end=0.02, variance_type="learned_range", clip_sample=False)
     scheduler.alphas_cumprod = (1 - torch.linspace(1e-4, 0.02, 1000, dtype=torch.float64)).cumprod(0)
     scheduler.one = torch.ones((), dtype=torch.float64)
-    scheduler.set_timesteps(timesteps=[level - 1 for level in reversed(respaced_levels(steps))])
+    scheduler.set_timesteps(timesteps=[level - 1 for level in reversed(respace_levels(steps))])
     x = start((3, 2, 4, 4)).double()
     noise = noise_of(x)
     drawn = iter(range(steps))

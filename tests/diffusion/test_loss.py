@@ -16,7 +16,7 @@ from uvit_decay.diffusion.prediction import (
     Weighting,
     check_loss,
     diffusion_loss,
-    stratified_times,
+    stratify_times,
     training_times,
 )
 from uvit_decay.runtime.random import uniform
@@ -38,23 +38,23 @@ def draws(count, first=0):
 
 @pytest.mark.parametrize("total", [1, 7, 30, 96, 1024])
 def test_times_hit_every_stratum_once_and_a_draw_is_the_place_in_it(total):
-    t = stratified_times(draws(total), 0, total)
+    t = stratify_times(draws(total), 0, total)
     assert t.dtype == torch.float32
     assert (t * total).floor().tolist() == list(range(total))
     assert t.min() >= 0
     assert t.max() < 1
     first = torch.arange(total).double()
     for u in (0.0, 0.5, 1 - 2**-12):
-        t = stratified_times(torch.full((total,), u), 0, total).double()
+        t = stratify_times(torch.full((total,), u), 0, total).double()
         assert torch.allclose(t, (first + u) / total, atol=1e-7)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("total", [7, 30, 96])
 def test_times_do_not_depend_on_sharding(total, ranks):
-    whole = stratified_times(draws(total), 0, total)
+    whole = stratify_times(draws(total), 0, total)
     edges = [total * rank // ranks for rank in range(ranks + 1)]
-    parts = [stratified_times(draws(b - a, a), a, total) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    parts = [stratify_times(draws(b - a, a), a, total) for a, b in zip(edges[:-1], edges[1:], strict=True)]
     assert torch.equal(torch.cat(parts), whole)
 
 
@@ -73,7 +73,7 @@ class Toy(nn.Module):
 def batch(n=4):
     g = torch.Generator().manual_seed(1)
     x, eps = (torch.randn(n, 2, 6, 6, generator=g) for _ in range(2))
-    return x, torch.arange(n) % 3, stratified_times(torch.rand(n, generator=g), 0, n), eps
+    return x, torch.arange(n) % 3, stratify_times(torch.rand(n, generator=g), 0, n), eps
 
 
 def hand_weights(tau):

@@ -7,7 +7,7 @@ import torch
 from refusals import raises_user_error
 
 from uvit_decay.diffusion.noise_path import GVP, VP, DDPMLinear, Linear, SDDiscrete
-from uvit_decay.diffusion.protocols import SAMPLING_PROTOCOLS, marked_protocol, protocol_sampling
+from uvit_decay.diffusion.protocols import SAMPLING_PROTOCOLS, mark_protocol, protocol_sampling
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
 from uvit_decay.runtime.errors import UserError
 
@@ -49,14 +49,14 @@ def test_a_network_is_sampled_as_its_paper_does(name, of, expected):
     assert sampling.method.paper
     assert not of.clips(sampling)
     of.check(sampling)
-    assert marked_protocol(name, of, sampling) == name
+    assert mark_protocol(name, of, sampling) == name
 
 
 def test_without_guidance_no_channels_are_left_to_name():
     for name, of in (("sit", SIT), ("dit", DIT), ("uvit", LARGE)):
         sampling = protocol_sampling(name, of, 1.0)
         assert sampling.name.endswith("_w1")
-        assert marked_protocol(name, of, sampling) == name
+        assert mark_protocol(name, of, sampling) == name
 
 
 @pytest.mark.parametrize(
@@ -88,4 +88,4 @@ def test_a_protocol_for_other_networks_is_refused(name, of, message):
     ],
 )
 def test_what_is_changed_is_in_the_name(changes, expected):
-    assert marked_protocol("sit", SIT, replace(Sampling("sit-sde", 250, 1.5, False, 3), **changes)) == expected
+    assert mark_protocol("sit", SIT, replace(Sampling("sit-sde", 250, 1.5, False, 3), **changes)) == expected

@@ -13,7 +13,7 @@ from record_ops import Waits
 from uvit_decay.data import Digits
 from uvit_decay.data.batches import InMemory
 from uvit_decay.diffusion.noise_path import GVP, VP, Linear, SDDiscrete
-from uvit_decay.diffusion.prediction import Prediction, diffusion_loss, stratified_times, training_times
+from uvit_decay.diffusion.prediction import Prediction, diffusion_loss, stratify_times, training_times
 
 
 def test_the_progress_bar_shows_the_loss_and_fetches_it_at_log_steps_only(tmp_path, monkeypatch, capsys):
@@ -44,7 +44,7 @@ def test_times_network_and_loss_do_not_wait_for_the_device(prediction, path):
     net, labels = tiny_net().to("meta"), torch.empty(4, dtype=torch.int64, device="meta")
 
     def step():
-        t = training_times(path, prediction, "none", stratified_times(uniform, 4, 16))
+        t = training_times(path, prediction, "none", stratify_times(uniform, 4, 16))
         diffusion_loss(net, path, prediction, x, labels, t, torch.empty_like(x)).mean().backward()
 
     step()  # a path may copy tables, once

@@ -1,4 +1,4 @@
-"""The denoiser that samplers integrate, built from a network and a noise path: guided, compiled, or counted.
+"""Denoiser that samplers integrate, built from a network and a noise path, and wrappers: guided, compiled, counted.
 
 Samplers run from t = 1, noise, to t = 0, data, so that a step from `now` to `after` adds (now - after) velocity.
 """
@@ -27,8 +27,13 @@ Trajectory = Iterator[tuple[float, Tensor]]
 class Denoiser:
     """Denoiser on a noise path: (x_t, t) -> (x, eps) with x_t = alpha_t x + sigma_t eps, for `low` <= t <= `high`.
 
-    That of a network with a learned variance returns (x, eps, v), see `ode.dit_ddpm`.
-    With guidance restricted to an interval, the closed interval `guided`, `plain` replaces `fn` outside of it.
+    Args:
+        fn: the function (x_t, t) -> (x, eps), or (x, eps, v) with a learned variance, see `ode.dit_ddpm`.
+        path: the noise path.
+        low: first time, at the end of data.
+        high: last time, at the end of noise.
+        plain: function without guidance that replaces `fn` outside of the interval `guided`.
+        guided: closed interval of times.
     """
 
     fn: DenoiseFn
@@ -44,51 +49,57 @@ class Denoiser:
         return data, eps
 
     def evaluate(self, x: Tensor, time: float) -> tuple[Tensor, ...]:
-        """Return (data, noise) of the states x at `time`; and v, if the network has a learned variance."""
-        # `time` is a float on the host, so that this comparison does not wait for the device.
+        """Return (data, noise) of the states x at `time`, or (data, noise, v) with a learned variance."""
+        # `time` is a float on the host, so this comparison does not wait for the device.
         guided = self.guided[0] - TIME_ROUNDING <= time <= self.guided[1] + TIME_ROUNDING
-        fn = self.fn if guided or self.plain is None else self.plain
+        fn = self.fn
+        if self.plain is not None and not guided:
+            fn = self.plain
         return fn(x, times_like(x, time))
 
     def velocity(self, x: Tensor, time: float) -> Tensor:
         """Return the velocity of the probability flow towards the data, with one network evaluation."""
-        return self.path.velocity(*self.denoise(x, time), times_like(x, time))
+        data, eps = self.denoise(x, time)
+        return self.path.velocity(data, eps, times_like(x, time))
 
 
 def denoise_fn(net: Network, path: NoisePath, prediction: Prediction, y: Tensor | None, clip: bool) -> DenoiseFn:
     """Return the denoiser (x_t, t) -> (x, eps) of a network; `clip` clamps x to [-1, 1] and computes eps from it.
 
-    If the network returns more channels than x_t has, these are v of a learned variance: (x, eps, v).
+    If the network returns more channels than x_t has, the others are v of a learned variance: (x, eps, v).
     """
 
     def denoise(x_t: Tensor, t: Tensor) -> tuple[Tensor, ...]:
         out = net(x_t, t, y).to(x_t)
         channels = x_t.shape[1]
-        v = (out[:, channels:],) if out.shape[1] > channels else ()
         x, eps = x_eps_from_output(path, prediction, x_t, out[:, :channels], t)
-        if not clip:
-            return x, eps, *v
-        x = x.clamp(-1, 1)
-        return x, path.eps_from_x(x_t, x, t), *v
+        if clip:
+            x = x.clamp(-1, 1)
+            eps = path.eps_from_x(x_t, x, t)
+        if out.shape[1] <= channels:
+            return x, eps
+        return x, eps, out[:, channels:]
 
     return denoise
 
 
-def autoguided(good: DenoiseFn, bad: DenoiseFn, scale: float, path: NoisePath, clip: bool) -> DenoiseFn:
+def autoguide(good: DenoiseFn, bad: DenoiseFn, scale: float, path: NoisePath, clip: bool) -> DenoiseFn:
     """Return the denoiser D = D_bad + scale (D_good - D_bad) of two denoisers on the same path, for the same labels.
 
-    Karras et al. 2024, "Guiding a Diffusion Model with a Bad Version of Itself". Both return (x, eps) without clipping,
-    so that their networks may predict different quantities; `clip` clamps the combined x to [-1, 1].
+    Source: Karras et al. 2024, "Guiding a Diffusion Model with a Bad Version of Itself". Both return (x, eps) without
+    clipping, so their networks may predict different quantities. `clip` clamps the combined x to [-1, 1].
     """
 
     def denoise(x_t: Tensor, t: Tensor) -> tuple[Tensor, ...]:
         x_good, eps_good, *variance = good(x_t, t)
         x_bad, eps_bad, *_ = bad(x_t, t)
         x = torch.lerp(x_bad, x_good, scale)
-        if not clip:
-            return x, torch.lerp(eps_bad, eps_good, scale), *variance
-        x = x.clamp(-1, 1)
-        return x, path.eps_from_x(x_t, x, t), *variance
+        if clip:
+            x = x.clamp(-1, 1)
+            eps = path.eps_from_x(x_t, x, t)
+        else:
+            eps = torch.lerp(eps_bad, eps_good, scale)
+        return x, eps, *variance
 
     return denoise
 
@@ -109,13 +120,21 @@ def linspace(high: float, low: float, count: int) -> list[float]:
 class Guided:
     """Network net(x, t, y) with guidance: one evaluation on a batch of twice the size; at scale 1 the plain network.
 
-    `null_label` is the label that means "no class". Only the first `channels` are guided, None for all of x; the
-    official codes of SiT and DiT guide 3 of 4. A learned variance is taken from the labelled prediction. The
-    halves are combined in the precision of x, also for a network in half precision.
+    A learned variance is taken from the labelled prediction. The halves are combined in the precision of x, also for a
+    network in half precision.
+
+    Args:
+        net: the network.
+        scale: w of uncond + w (cond - uncond).
+        null_label: the label that means "no class".
+        channels: number of first channels to guide; None means all. The official codes of SiT and DiT guide 3 of 4.
     """
 
     def __init__(self, net: Network, scale: float, null_label: int, channels: int | None = None) -> None:
-        self.net, self.scale, self.null_label, self.channels = net, scale, null_label, channels
+        self.net = net
+        self.scale = scale
+        self.null_label = null_label
+        self.channels = channels
 
     def __call__(self, x: Tensor, t: Tensor, y: Tensor | None) -> Tensor:
         if self.scale == 1.0:
@@ -123,32 +142,36 @@ class Guided:
         if y is None:
             raise UserError("guidance needs a label for each image")
         labels = torch.cat([y, torch.full_like(y, self.null_label)])
-        cond, uncond = self.net(torch.cat([x, x]), torch.cat([t, t]), labels).to(x).chunk(2)
+        out = self.net(torch.cat([x, x]), torch.cat([t, t]), labels)
+        cond, uncond = out.to(x).chunk(2)
         guided = torch.lerp(uncond, cond, self.scale)
         channels = x.shape[1] if self.channels is None else self.channels
         return torch.cat([guided[:, :channels], cond[:, channels:]], dim=1)
 
 
 class CompiledNet:
-    """Wrapper of a network, with the same call, by torch.compile: one graph for all batches of two or more images.
+    """Network compiled by torch.compile, with the same call: one graph for all batches of two or more images.
 
-    So neither a last, smaller batch nor guidance at some times compiles again. `backend` is as for torch.compile.
+    A smaller last batch, or guidance in an interval, does not compile again. `backend` is passed to torch.compile.
     """
 
     def __init__(self, net: Network, backend: str | Callable[..., Any] = "inductor") -> None:
         self.net = torch.compile(net, backend=backend)
 
     def __call__(self, x: Tensor, t: Tensor, y: Tensor | None) -> Tensor:
-        for tensor in (x, t) if y is None else (x, t, y):
-            torch._dynamo.maybe_mark_dynamic(tensor, 0)
+        torch._dynamo.maybe_mark_dynamic(x, 0)
+        torch._dynamo.maybe_mark_dynamic(t, 0)
+        if y is not None:
+            torch._dynamo.maybe_mark_dynamic(y, 0)
         return self.net(x, t, y)
 
 
 class NFECounter:
-    """Wrapper of a network, with the same call, that counts evaluations per image in `nfe`; a guided step is two."""
+    """Network with the same call that counts evaluations per image in `nfe`; a guided step counts twice."""
 
     def __init__(self, net: Network) -> None:
-        self.net, self.nfe = net, 0
+        self.net = net
+        self.nfe = 0
 
     def __call__(self, x: Tensor, t: Tensor, y: Tensor | None) -> Tensor:
         self.nfe += len(x)

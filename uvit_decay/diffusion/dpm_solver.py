@@ -1,8 +1,8 @@
-"""DPM-Solver (Lu et al., 2022): multistep 2M of diffusers, singlestep of order 3 as U-ViT's code has it."""
+"""DPM-Solver (Lu et al., 2022): multistep 2M by diffusers, and singlestep of order 3 as in U-ViT's code."""
 
 from __future__ import annotations
 
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from uvit_decay.diffusion.denoiser import Denoiser, Noise, Trajectory, linspace
 from uvit_decay.diffusion.noise_path import LEVELS, NoisePath
 
 GRID = 1000  # levels of the discrete grid to which diffusers' schedulers reduce a continuous path
-FAINTEST = 2.0**-24  # alpha^2 of the last level where alpha_1 = 0, as in diffusers' zero-SNR schedules
+FAINTEST = 2.0**-24  # alpha^2 of the last level if alpha_1 = 0, as in diffusers' zero-SNR schedules
 
 
 def _preserving(path: NoisePath) -> tuple[list[float], list[float]]:
@@ -35,9 +35,9 @@ def dpm_solver(denoiser: Denoiser, x: Tensor, steps: int, noise: Noise) -> Traje
     scheduler = DPMSolverMultistepScheduler(GRID, trained_betas=betas, prediction_type="sample")
     # Distinct, and equally spaced from t = 1; timestep n means t = (n + 1) / GRID.
     timesteps = [round(GRID * (steps - i) / steps) - 1 for i in range(steps)]
-    scheduler.set_timesteps(timesteps=timesteps)  # on the CPU, since the scheduler reads their values
+    scheduler.set_timesteps(timesteps=timesteps)  # on the CPU, because the scheduler reads their values
     scheduler.set_begin_index(0)
-    for now, after in zip(timesteps, [*timesteps[1:], -1], strict=True):
+    for now, after in pairwise([*timesteps, -1]):
         denoised, _ = denoiser.denoise(x, min((now + 1) / GRID, denoiser.high))
         preserved = scheduler.step(denoised, now, x / scales[now + 1]).prev_sample
         x = preserved * scales[after + 1]
@@ -51,9 +51,14 @@ def dpm_solver_fast(denoiser: Denoiser, x: Tensor, steps: int, noise: Noise) -> 
     """Yield the trajectory of DPM-Solver on noise predictions, equal steps in log-SNR; `steps` network evaluations."""
     orders = _orders(steps)
     ends = torch.tensor([denoiser.high, LAST_TIME], dtype=torch.float64, device="cpu")
-    grid = linspace(*_log_snr(denoiser.path, ends).tolist(), len(orders) + 1)
-    inner = [linspace(*pair, order + 1)[:-1] for pair, order in zip(pairwise(grid), orders, strict=True)]
-    yield from _run(denoiser, x, _times(denoiser.path, [*chain(*inner), grid[-1]]), orders, predicts_x=False)
+    first, last = _log_snr(denoiser.path, ends).tolist()
+    grid = linspace(first, last, len(orders) + 1)
+    log_snrs = []
+    for (start, end), order in zip(pairwise(grid), orders, strict=True):
+        log_snrs += linspace(start, end, order + 1)[:-1]
+    log_snrs.append(grid[-1])
+    times = _times(denoiser.path, log_snrs)
+    yield from _run(denoiser, x, times, orders, predicts_x=False)
 
 
 def dpm_solver_plus_fast(denoiser: Denoiser, x: Tensor, steps: int, noise: Noise) -> Trajectory:
@@ -61,7 +66,8 @@ def dpm_solver_plus_fast(denoiser: Denoiser, x: Tensor, steps: int, noise: Noise
 
     Its steps are equal in time, down to the first level of Stable Diffusion's schedule.
     """
-    yield from _run(denoiser, x, linspace(denoiser.high, 1 / LEVELS, steps + 1), _orders(steps), predicts_x=True)
+    times = linspace(denoiser.high, 1 / LEVELS, steps + 1)
+    yield from _run(denoiser, x, times, _orders(steps), predicts_x=True)
 
 
 def _orders(steps: int) -> list[int]:
@@ -78,11 +84,13 @@ def _log_snr(path: NoisePath, t: Tensor) -> Tensor:
 def _times(path: NoisePath, log_snrs: list[float]) -> list[float]:
     """Return the times at which the path has these values of `_log_snr`, by bisection."""
     targets = torch.tensor(log_snrs, dtype=torch.float64, device="cpu")
-    low, high = torch.zeros_like(targets), torch.ones_like(targets)
+    low = torch.zeros_like(targets)
+    high = torch.ones_like(targets)
     for _ in range(60):
         middle = (low + high) / 2
         late = _log_snr(path, middle) < targets
-        low, high = torch.where(late, low, middle), torch.where(late, middle, high)
+        low = torch.where(late, low, middle)
+        high = torch.where(late, middle, high)
     return high.tolist()
 
 
@@ -97,27 +105,35 @@ def _run(denoiser: Denoiser, x: Tensor, times: list[float], orders: list[int], p
 
 
 def _step(denoiser: Denoiser, x: Tensor, times: list[float], predicts_x: bool) -> list[Tensor]:
-    """Return the states at `times` but the first: the result of one step, of order len(times) - 1, comes last.
+    """Return the states at `times` except the first; the last one is the result of a step of order len(times) - 1.
 
     With D the noise, and h the increase of log(alpha / sigma), a step is alpha_t / alpha_s x - sigma_t (e^h - 1) D plus
     a correction of its order; with D the data, alpha and sigma are exchanged.
     """
     t = torch.tensor(times, dtype=torch.float64, device="cpu")
-    kept, added = denoiser.path.alpha(t), denoiser.path.sigma(t)
+    kept = denoiser.path.alpha(t)
+    added = denoiser.path.sigma(t)
     if predicts_x:
         kept, added = added, kept
     gains = (kept / added).log()
-    h = (gains - gains[0]).tolist()
-    growth = torch.expm1(gains - gains[0]).tolist()
-    keep, add = (kept / kept[0]).tolist(), added.tolist()
+    increases = gains - gains[0]
+    h = increases.tolist()
+    growth = torch.expm1(increases).tolist()
+    keep = (kept / kept[0]).tolist()
+    add = added.tolist()
     states: list[Tensor] = []
-    first = denoiser.denoise(x, times[0])[1 - predicts_x]
+    first = _predict(denoiser, x, times[0], predicts_x)
     for i in range(1, len(times)):
         change = growth[i] * first
         if i > 1:
             bend = growth[i] / 2 if len(times) == 3 else growth[i] / h[i] - 1
-            change = change + bend * h[i] / h[i - 1] * (
-                denoiser.denoise(states[-1], times[i - 1])[1 - predicts_x] - first
-            )
+            ahead = _predict(denoiser, states[-1], times[i - 1], predicts_x)
+            change = change + bend * h[i] / h[i - 1] * (ahead - first)
         states.append(keep[i] * x - add[i] * change)
     return states
+
+
+def _predict(denoiser: Denoiser, x: Tensor, time: float, predicts_x: bool) -> Tensor:
+    """Return D at `time`: the data or the noise, with one network evaluation."""
+    data, eps = denoiser.denoise(x, time)
+    return data if predicts_x else eps

@@ -4,8 +4,8 @@ With dx/dt = -v(x, t) from an image at t = 0 to noise at t = 1, and the noise N(
 
     log p_0(x_0) = log N(x_1; 0, I) - integral from 0 to 1 of div v(x_t, t) dt.
 
-The divergence is Hutchinson's estimate z . (dv/dx) z of FFJORD (Grathwohl et al. 2019) with one random sign vector z a
-trajectory, a function of (seed, i).
+The divergence is estimated as z . (dv/dx) z (Hutchinson; FFJORD, Grathwohl et al. 2019) with one random sign vector z
+per trajectory, a function of (seed, i).
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from uvit_decay.runtime.random import indices_on, uniform
 
 def signs(shape: Sequence[int], seed: int, rows: Int64[Tensor, " b"]) -> Float[Tensor, "b ..."]:
     """Return random signs, +1 or -1 with equal probability (Rademacher), (b, *shape), as a function of seed and row."""
-    return torch.where(uniform("likelihood", seed, rows=rows, shape=shape) < 0.5, -1.0, 1.0)
+    numbers = uniform("likelihood", seed, rows=rows, shape=shape)
+    return torch.where(numbers < 0.5, -1.0, 1.0)
 
 
 def _rates(denoiser: Denoiser, x: Tensor, z: Tensor, time: float) -> tuple[Tensor, Tensor]:
@@ -35,7 +36,8 @@ def _rates(denoiser: Denoiser, x: Tensor, z: Tensor, time: float) -> tuple[Tenso
         x = x.detach().requires_grad_()
         velocity = denoiser.velocity(x, time)
         (product,) = torch.autograd.grad(velocity, x, grad_outputs=z)
-    return -velocity.detach(), (product * z).flatten(1).sum(dim=1)
+    divergence = (product * z).flatten(1).sum(dim=1)
+    return -velocity.detach(), divergence
 
 
 def log_likelihood(
@@ -46,18 +48,27 @@ def log_likelihood(
     seed: int = 0,
     steps: int = 100,
 ) -> Float[Tensor, " b"]:
-    """Return the natural logarithm of the density at each of `images`, by `steps` equal steps of Heun's method.
+    """Return the natural logarithm of the density at each of the images, by equal steps of Heun's method.
 
-    `indices` select the random signs. A network that is undefined at t = 0 (`sampling_interval`) treats the images as
-    states at its first time, 1e-3. Where alpha_1 is not 0, as for VP, N(0, I) approximates the noise at t = 1.
+    A network that is undefined at t = 0 (`sampling_interval`) treats the images as states at its first time, 1e-3. If
+    alpha_1 is not 0, as for VP, N(0, I) approximates the noise at t = 1.
+
+    Args:
+        model: the network, in eval mode.
+        images: images (b, c, h, w) of about [-1, 1].
+        labels: an int for each image; None for an unconditional network.
+        indices: numbers of the images, which select the random signs.
+        seed: seed of the random signs.
+        steps: number of steps.
     """
     z = signs(model.shape, seed, indices_on(images.device, indices)).to(images)
     denoiser = model.denoiser(Sampling(clip=False), labels)  # guidance and clipping would change the density
-    x, total = images, images.new_zeros(len(images))
+    x = images
+    total = images.new_zeros(len(images))
     for now, after in pairwise(linspace(denoiser.low, denoiser.high, steps + 1)):
         move, gain = _rates(denoiser, x, z, now)
         move_ahead, gain_ahead = _rates(denoiser, x + (after - now) * move, z, after)
         x = x + 0.5 * (after - now) * (move + move_ahead)
         total = total + 0.5 * (after - now) * (gain + gain_ahead)
-    normal = -0.5 * (x.square() + math.log(2 * math.pi)).flatten(1).sum(dim=1)
-    return normal - total
+    log_normal = -0.5 * (x.square() + math.log(2 * math.pi)).flatten(1).sum(dim=1)
+    return log_normal - total

@@ -8,9 +8,9 @@ The velocity belongs to the flow from noise to data, from t = 1 to t = 0:
 
     v = -dx_t / dt = -(alpha_t' x + sigma_t' eps).
 
-SiT's networks predict the same v; SiT's convention differs in the direction of time only, t_SiT = 1 - t.
+SiT's networks predict the same v. SiT's convention differs only in the direction of time, t_SiT = 1 - t.
 
-Every t below is a float tensor (b,) and every coefficient has its shape; `expand` makes it broadcast over a batch.
+Every t below is a float tensor (b,). Coefficients have the shape of t; `expand` makes them broadcast over a batch.
 """
 
 from __future__ import annotations
@@ -95,12 +95,14 @@ class NoisePath(ABC):
 
         x = (sigma_t' x_t + sigma_t v) / D and eps = -(alpha_t' x_t + alpha_t v) / D.
         """
-        alpha, sigma, d_alpha_t, d_sigma_t = (
-            expand(f(t), x_t) for f in (self.alpha, self.sigma, self.d_alpha_t, self.d_sigma_t)
-        )
-        determinant = alpha * d_sigma_t - sigma * d_alpha_t
-        x = (d_sigma_t * x_t + sigma * velocity) / determinant
-        return x, -(d_alpha_t * x_t + alpha * velocity) / determinant
+        alpha_t = expand(self.alpha(t), x_t)
+        sigma_t = expand(self.sigma(t), x_t)
+        d_alpha_t = expand(self.d_alpha_t(t), x_t)
+        d_sigma_t = expand(self.d_sigma_t(t), x_t)
+        determinant = alpha_t * d_sigma_t - sigma_t * d_alpha_t
+        x = (d_sigma_t * x_t + sigma_t * velocity) / determinant
+        eps = -(d_alpha_t * x_t + alpha_t * velocity) / determinant
+        return x, eps
 
 
 class Interpolant(NoisePath):
@@ -173,7 +175,7 @@ class VariancePreserving(NoisePath):
 
 @dataclass(frozen=True)
 class VP(VariancePreserving):
-    """The variance-preserving SDE of Song et al. (2021), beta(t) = beta_min + (beta_max - beta_min) t; U-ViT's path.
+    """Variance-preserving SDE of Song et al. (2021), beta(t) = beta_min + (beta_max - beta_min) t; U-ViT's path.
 
     alpha_t^2 = exp(-(beta_min t + (beta_max - beta_min) t^2 / 2)), with 0 < beta_min <= beta_max.
     """
@@ -200,7 +202,7 @@ ROUNDING = 1e-3  # tolerance of LEVELS t, since float32 does not represent t_n e
 
 @dataclass(frozen=True)
 class Discrete(VariancePreserving):
-    """Path of LEVELS noise levels between which log alpha_t is linear; 0 < beta_start <= beta_end < 1 (abstract).
+    """Path of LEVELS noise levels, with log alpha_t linear between them; 0 < beta_start <= beta_end < 1 (abstract).
 
     alpha_{t_n}^2 = prod_{i <= n} (1 - beta_i) and alpha_0 = 1; f and g are constant on each (t_{n-1}, t_n]. Training
     uses the t_n only.
@@ -238,7 +240,7 @@ class Discrete(VariancePreserving):
 
 @dataclass(frozen=True)
 class SDDiscrete(Discrete):
-    """The schedule of Stable Diffusion, the path of U-ViT-H: sqrt(beta_n) in equal steps from one root to the other.
+    """Schedule of Stable Diffusion, the path of U-ViT-H: sqrt(beta_n) in equal steps between the roots of both betas.
 
     A network that was trained with n as its time has time_scale = 1000.
     """
@@ -247,13 +249,15 @@ class SDDiscrete(Discrete):
     beta_end: float = 0.012
 
     def betas(self) -> Float[Tensor, " levels"]:
-        roots = torch.linspace(self.beta_start**0.5, self.beta_end**0.5, LEVELS, dtype=torch.float64, device="cpu")
+        first = self.beta_start**0.5
+        last = self.beta_end**0.5
+        roots = torch.linspace(first, last, LEVELS, dtype=torch.float64, device="cpu")
         return roots.square()
 
 
 @dataclass(frozen=True)
 class DDPMLinear(Discrete):
-    """The schedule of DDPM (Ho et al. 2020), the path of DiT: beta_n in equal steps from beta_start to beta_end.
+    """Schedule of DDPM (Ho et al. 2020), the path of DiT: beta_n in equal steps from beta_start to beta_end.
 
     DiT counts its levels from 0: its time is n - 1, which a SiT with time = dit embeds.
     """
@@ -267,6 +271,7 @@ class DDPMLinear(Discrete):
 
 @cache
 def _tables(path: Discrete, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return log alpha at t_0 .. t_{LEVELS - 1} and its differences to the next level; computed in float64."""
+    """Return log alpha at t_0 .. t_{LEVELS - 1} and the differences to the next level; computed in float64."""
     steps = 0.5 * torch.log1p(-path.betas())
-    return (steps.cumsum(0) - steps).to(device, dtype), steps.to(device, dtype)
+    starts = steps.cumsum(0) - steps
+    return starts.to(device, dtype), steps.to(device, dtype)

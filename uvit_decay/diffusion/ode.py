@@ -22,7 +22,7 @@ ATOL, RTOL = 1e-6, 1e-3  # tolerances of dopri5, as in SiT
 def ddim(denoiser: Denoiser, x: Tensor, steps: int, noise: Noise) -> Trajectory:
     """Yield the trajectory of DDIM (Song et al. 2021; eta = 0), x_s = alpha_s x + sigma_s eps, in equal steps.
 
-    diffusers' DDIMScheduler is not used: it always moves x by GRID // steps, so that most step counts miss t = 0.
+    diffusers' DDIMScheduler is not used: it always moves x by GRID // steps, so with most step counts it misses t = 0.
     """
     for now, after in pairwise(linspace(denoiser.high, 0.0, steps + 1)):
         denoised, eps = denoiser.denoise(x, now)
@@ -34,8 +34,8 @@ def ddpm(denoiser: Denoiser, x: Tensor, steps: int, noise: Noise) -> Trajectory:
     """Yield the trajectory of ancestral sampling (Ho et al. 2020), x_s ~ p(x_s | x, x_t), with the steps of `ddim`.
 
     The posterior is the step of DDIM with eps replaced by r eps + sqrt(1 - r^2) z, where z is new noise and
-    r = (alpha_t / sigma_t) / (alpha_s / sigma_s). diffusers' DDPMScheduler is not used: it searches its timesteps on
-    the device, and so waits for it.
+    r = (alpha_t / sigma_t) / (alpha_s / sigma_s). diffusers' DDPMScheduler is not used, because it searches its
+    timesteps on the device and so waits for the device.
     """
     times = linspace(denoiser.high, 0.0, steps + 1)
     t = torch.tensor(times, dtype=torch.float64, device="cpu")
@@ -49,10 +49,11 @@ def ddpm(denoiser: Denoiser, x: Tensor, steps: int, noise: Noise) -> Trajectory:
         yield after, x
 
 
-def respaced_levels(steps: int) -> list[int]:
+def respace_levels(steps: int) -> list[int]:
     """Return `steps` >= 2 of the levels 1 .. LEVELS, rising, with both ends: improved-diffusion's `space_timesteps`."""
     strides = repeat((LEVELS - 1) / (steps - 1), steps - 1)
-    return [1 + round(place) for place in accumulate(strides, initial=0.0)]  # sums, as there: products round otherwise
+    places = accumulate(strides, initial=0.0)  # sums as in the original, because products would be rounded differently
+    return [1 + round(place) for place in places]
 
 
 def dit_ddpm(denoiser: Denoiser, x: Tensor, steps: int, noise: Noise) -> Trajectory:
@@ -65,8 +66,10 @@ def dit_ddpm(denoiser: Denoiser, x: Tensor, steps: int, noise: Noise) -> Traject
     with beta = 1 - alpha_t^2 / alpha_s^2 and the posterior's variance beta~ = beta sigma_s^2 / sigma_t^2.
     The last step adds no noise (Nichol & Dhariwal 2021).
     """
-    times = [level / LEVELS for level in reversed(respaced_levels(steps))] + [0.0]
-    abar = denoiser.path.alpha(torch.tensor(times, dtype=torch.float64, device="cpu")).square().tolist()
+    times = [level / LEVELS for level in reversed(respace_levels(steps))]
+    times.append(0.0)
+    t = torch.tensor(times, dtype=torch.float64, device="cpu")
+    abar = denoiser.path.alpha(t).square().tolist()
     for i, (now, after) in enumerate(pairwise(times)):
         data, _, v = denoiser.evaluate(x, now)
         beta = 1 - abar[i] / abar[i + 1]
@@ -83,7 +86,8 @@ def dit_ddpm(denoiser: Denoiser, x: Tensor, steps: int, noise: Noise) -> Traject
 
 def _uvit_grid(denoiser: Denoiser, steps: int) -> list[tuple[float, float]]:
     """Return U-ViT's time grid 1 .. 1e-3, 0 as (from, to) pairs: `steps` intervals, the last of length 1e-3."""
-    return list(pairwise([*linspace(denoiser.high, T_MIN, steps), 0.0]))
+    times = linspace(denoiser.high, T_MIN, steps)
+    return list(pairwise([*times, 0.0]))
 
 
 def euler(denoiser: Denoiser, x: Tensor, steps: int, noise: Noise) -> Trajectory:
@@ -101,7 +105,7 @@ def _heun_step(denoiser: Denoiser, x: Tensor, now: float, after: float) -> tuple
 
 
 def heun(denoiser: Denoiser, x: Tensor, steps: int, noise: Noise) -> Trajectory:
-    """Yield the trajectory of Heun steps on U-ViT's grid; the last is an Euler step, since t = 0 has no score."""
+    """Yield the trajectory of Heun steps on U-ViT's grid; the last is an Euler step, because t = 0 has no score."""
     for now, after in _uvit_grid(denoiser, steps):
         if after > 0:
             x, _ = _heun_step(denoiser, x, now, after)
@@ -113,7 +117,7 @@ def heun(denoiser: Denoiser, x: Tensor, steps: int, noise: Noise) -> Trajectory:
 def heun_throughout(denoiser: Denoiser, x: Tensor, steps: int, noise: Noise) -> Trajectory:
     """Yield the trajectory of SiT's ODE sampler: equal Heun steps, of two evaluations, from `high` to `low`.
 
-    If `denoiser.low` is not 0, an Euler step with the last velocity computed leads on to t = 0 without an evaluation.
+    If `denoiser.low` is not 0, an Euler step with the last computed velocity leads to t = 0 without an evaluation.
     """
     times = linspace(denoiser.high, denoiser.low, steps + 1)
     for now, after in pairwise(times[:-1]):
@@ -126,10 +130,11 @@ def heun_throughout(denoiser: Denoiser, x: Tensor, steps: int, noise: Noise) -> 
 def dopri5(denoiser: Denoiser, x: Tensor, steps: int, noise: Noise) -> Trajectory:
     """Yield `steps` states of the trajectory of Dormand-Prince 5(4) by torchdiffeq, which chooses the steps itself.
 
-    One sample is integrated at a time: in a batch the samples would share their steps and depend on one another.
+    One sample is integrated at a time. In a batch the samples would share their steps and depend on one another.
     """
     times = linspace(denoiser.high, denoiser.low, steps + 1)
-    states = torch.cat([_dopri5(denoiser, row[None], times) for row in x], dim=1)
+    trajectories = [_dopri5(denoiser, row[None], times) for row in x]
+    states = torch.cat(trajectories, dim=1)
     yield from zip(times[1:-1], states, strict=False)
     yield 0.0, states[-1]
 
@@ -139,9 +144,13 @@ def _dopri5(denoiser: Denoiser, x: Tensor, times: list[float]) -> Tensor:
     from torchdiffeq import odeint
 
     grid = torch.tensor(times, dtype=torch.float64, device=x.device)
-    # The option ends a step at the last time, beyond which it would evaluate the slope.
-    how = {"rtol": RTOL, "atol": ATOL, "method": "dopri5", "options": {"step_t": grid[-1:]}}
-    states = odeint(lambda t, state: -denoiser.velocity(state, float(t)), x, grid, **how)[1:]
+
+    def slope(t: Tensor, state: Tensor) -> Tensor:
+        return -denoiser.velocity(state, float(t))
+
+    # step_t ends a step at the last time, beyond which dopri5 would evaluate the slope.
+    options = {"step_t": grid[-1:]}
+    states = odeint(slope, x, grid, rtol=RTOL, atol=ATOL, method="dopri5", options=options)[1:]
     if denoiser.low > 0:
         states[-1] += denoiser.low * denoiser.velocity(states[-1], denoiser.low)
     return states

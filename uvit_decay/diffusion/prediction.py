@@ -1,4 +1,4 @@
-"""What a network predicts: its target and its loss in training, (x, eps) of its output, and the times of both.
+"""Predictions of networks: target and loss in training, (x, eps) from the output, times of training and sampling.
 
 With w_t = g(t)^2 / 2, D = alpha_t sigma_t' - sigma_t alpha_t' and d = the mean over pixels of a squared difference:
 
@@ -36,7 +36,7 @@ VP_T_EPS = 1e-5  # SiT's distance in training to t = 0 where the velocity or the
 
 
 def target(path: NoisePath, prediction: Prediction, x: Batch, eps: Batch, t: Times) -> Batch:
-    """Return the target of the network's output, or of -sigma_t times a score."""
+    """Return the target of the network's output; for a score, the target of -sigma_t times the output."""
     if prediction == "velocity":
         return path.velocity(x, eps, t)
     if prediction == "x":
@@ -73,12 +73,12 @@ class TrainingTimes:
     """Distribution of the times of training, t = 1 noise.
 
     Args:
-        kind: `uniform`, or `logit-normal`: the sigmoid of a normal number (SD3, Esser et al. 2024). JiT's, whose time 1
-            is data, has mean 0.8 and std 0.8 here.
-        mean: of the normal number.
-        std: of the normal number, positive.
+        kind: `uniform`, or `logit-normal`: the sigmoid of a normal number (SD3, Esser et al. 2024). JiT's distribution,
+            with time 1 for data, has mean 0.8 and std 0.8 here.
+        mean: mean of the normal number.
+        std: standard deviation of the normal number, positive.
         shift: a of the time shift t' = a t / (1 + (a - 1) t), positive, 1 for no shift. SD3 uses sqrt(m / n) for images
-            of m tokens, if no shift is right for n tokens.
+            of m tokens, where images of n tokens need no shift.
     """
 
     kind: Literal["uniform", "logit-normal"] = "uniform"
@@ -117,8 +117,8 @@ def training_times(
 def sampling_interval(path: NoisePath, prediction: Prediction, clip: bool) -> tuple[float, float]:
     """Return the first and the last time at which samplers evaluate the network, as in SiT.
 
-    Only the velocity of an interpolant, without clipping, is defined at t = 0. Where alpha_1 = 0, eps and the score
-    at t = 1 do not determine x.
+    Only the velocity of an interpolant, without clipping, is defined at t = 0. If alpha_1 = 0, eps and the score at
+    t = 1 do not determine x.
     """
     low, high = T_EPS, 1.0
     if isinstance(path, Interpolant):
@@ -131,16 +131,17 @@ def sampling_interval(path: NoisePath, prediction: Prediction, clip: bool) -> tu
 
 def check_loss(prediction: Prediction, weighting: Weighting = "none") -> None:
     """Raise a UserError if the prediction does not have this weighting."""
-    if weighting != "none" and prediction == "velocity" or (prediction, weighting) == ("x", "likelihood"):
+    weighted_velocity = prediction == "velocity" and weighting != "none"
+    if weighted_velocity or (prediction == "x" and weighting == "likelihood"):
         meant = "eps, score and x" if weighting == "velocity" else "eps and score"
-        raise UserError(f"weighting {weighting!r} is for the predictions {meant}, not {prediction}: use 'none'")
+        raise UserError(f"weighting {weighting!r} is for the predictions {meant}, not {prediction}; use 'none'")
 
 
-def stratified_times(uniform: Times, first: int, total: int) -> Times:
+def stratify_times(uniform: Times, first: int, total: int) -> Times:
     """Return stratified times t = (i + u_i) / total for positions i = first, first + 1, ... of a global batch.
 
-    Over the shuffled data each t is uniform on [0, 1]; each batch covers all noise levels evenly, which lowers the
-    variance of its loss.
+    Each t is uniform on [0, 1] over the shuffled data. Each batch covers all noise levels evenly, which lowers the
+    variance of the loss.
     """
     positions = torch.arange(first, first + len(uniform), dtype=uniform.dtype, device=uniform.device)
     return (positions + uniform) / total
@@ -167,12 +168,28 @@ def diffusion_loss(
     eps: Batch,
     weighting: Weighting = "none",
 ) -> Float[Tensor, " b"]:
-    """Return the loss of the module docstring at x_t, one float32 value per sample."""
+    """Return the loss of the module docstring at x_t, one float32 value per sample.
+
+    Args:
+        net: the network net(x_t, t, y).
+        path: the noise path.
+        prediction: the quantity that the network predicts.
+        x: images (b, c, h, w) of about [-1, 1].
+        y: labels (b,) int64, or None.
+        t: times (b,).
+        eps: standard normal noise in the shape of x.
+        weighting: W of the module docstring.
+
+    Raises:
+        UserError: the prediction does not have this weighting.
+    """
     check_loss(prediction, weighting)
-    out = net(path.add_noise(x, eps, t), t, y).float()
+    x_t = path.add_noise(x, eps, t)
+    out = net(x_t, t, y).float()
     if prediction == "score":
         out = path.eps_from_score(out, t)
-    error = (out - target(path, prediction, x, eps, t)).square().flatten(1).mean(dim=1)
+    difference = out - target(path, prediction, x, eps, t)
+    error = difference.square().flatten(1).mean(dim=1)
     if weighting == "none":
         return error
     return _weight(path, prediction, weighting, t) * error

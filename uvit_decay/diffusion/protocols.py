@@ -1,7 +1,7 @@
-"""Table of the protocols by which papers sample for their FIDs: which networks they are for, sampler, steps, guidance.
+"""Table of the protocols by which papers sample for their FIDs: supported networks, sampler, steps and guidance.
 
-All of them draw labels at random, and none clips. The scale of guidance is the one of the best published number; names
-of results contain it, so that another one, such as 1 for none, is still the protocol.
+All protocols draw labels at random and do not clip. The scale of guidance is from the best published FID. Names of
+results contain the scale, so sampling with another scale, such as 1 for no guidance, still follows the protocol.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from uvit_decay.diffusion.noise_path import GVP, VP, DDPMLinear, Linear, NoisePa
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
 from uvit_decay.runtime.errors import UserError, check_choice
 
-GUIDED = 3  # first channels that SiT and DiT guide
+GUIDED = 3  # number of first channels that SiT and DiT guide
 UVIT_GUIDANCE = {(4, 32): 1.4, (4, 64): 1.7}  # by (channels, size) of latents: ImageNet 256 and 512
 
 
 @dataclass(frozen=True)
 class SamplingProtocol:
-    """Entry of the table of protocols: the noise paths that it is for, and the sampling of a network."""
+    """Entry of the table of protocols: the supported noise paths, and the sampling of a network."""
 
     paths: tuple[type[NoisePath], ...]
     sampling: Callable[[DiffusionModel], Sampling]
@@ -31,17 +31,24 @@ def _uvit(model: DiffusionModel) -> Sampling:
     if channels == 3 and size in (32, 64) and not model.num_classes:
         return Sampling("uvit-em", 1000, clip=False)
     sampler = "uvit-dpm++" if isinstance(model.path, SDDiscrete) else "uvit-dpm"
-    return Sampling(sampler, 50, UVIT_GUIDANCE.get((channels, size), 1.0), clip=False)
+    guidance = UVIT_GUIDANCE.get((channels, size), 1.0)
+    return Sampling(sampler, 50, guidance, clip=False)
+
+
+def _sit(model: DiffusionModel) -> Sampling:
+    """Return SiT's sampling."""
+    return Sampling("sit-sde", 250, 1.5, clip=False, guidance_channels=GUIDED)
+
+
+def _dit(model: DiffusionModel) -> Sampling:
+    """Return DiT's sampling."""
+    return Sampling("dit-ddpm", 250, 1.5, clip=False, guidance_channels=GUIDED)
 
 
 SAMPLING_PROTOCOLS: dict[str, SamplingProtocol] = {
-    "sit": SamplingProtocol(
-        (Linear, GVP), lambda model: Sampling("sit-sde", 250, 1.5, clip=False, guidance_channels=GUIDED)
-    ),
+    "sit": SamplingProtocol((Linear, GVP), _sit),
     "uvit": SamplingProtocol((VP, SDDiscrete), _uvit),
-    "dit": SamplingProtocol(
-        (DDPMLinear,), lambda model: Sampling("dit-ddpm", 250, 1.5, clip=False, guidance_channels=GUIDED)
-    ),
+    "dit": SamplingProtocol((DDPMLinear,), _dit),
 }
 
 
@@ -54,13 +61,13 @@ def protocol_sampling(name: str, model: DiffusionModel, guidance: float | None =
         guidance: scale of guidance; None means the published one.
 
     Raises:
-        UserError: the table has no such protocol, or it is for other networks.
+        UserError: the table has no such protocol, or the protocol is for other networks.
     """
     check_choice(SAMPLING_PROTOCOLS, sampling_protocol=name)
     protocol = SAMPLING_PROTOCOLS[name]
     if not isinstance(model.path, protocol.paths):
         known = " or ".join(path.__name__ for path in protocol.paths)
-        raise UserError(f"protocol {name} samples networks on the path {known}, not on {type(model.path).__name__}")
+        raise UserError(f"protocol {name} is for networks on the path {known}, not on {type(model.path).__name__}")
     sampling = model.unguided(protocol.sampling(model))
     if guidance is not None:
         sampling = replace(sampling, guidance=guidance)
@@ -69,8 +76,8 @@ def protocol_sampling(name: str, model: DiffusionModel, guidance: float | None =
     return sampling
 
 
-def marked_protocol(name: str, model: DiffusionModel, sampling: Sampling) -> str:
-    """Return the name of a protocol for results of `sampling`, with the changed options, such as `sit-other-steps`.
+def mark_protocol(name: str, model: DiffusionModel, sampling: Sampling) -> str:
+    """Return the name of a protocol for results of `sampling`, with changed options, such as `sit-other-steps`.
 
     Scale of guidance and precision do not count as changes, because names of results contain them anyway.
     """
@@ -83,7 +90,7 @@ def marked_protocol(name: str, model: DiffusionModel, sampling: Sampling) -> str
         "guidance-channels": guided and sampling.guidance_channels != published.guidance_channels,
         "guidance-interval": guided and sampling.guidance_interval is not None,
     }
-    others = [what for what, is_changed in changed.items() if is_changed]
+    others = [option for option, is_changed in changed.items() if is_changed]
     if not others:
         return name
     return "-".join([name, "other", *others])

@@ -1,6 +1,6 @@
 """Table of the samplers; each is a generator that yields (t, x_t) after every step and ends at t = 0.
 
-Entries of SAMPLERS take a denoiser, x_1, the number of steps, and a function that draws the noise of step 0, 1, ... .
+Entries of SAMPLERS take a denoiser, x_1, the number of steps, and a function that returns the noise of step 0, 1, ... .
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ class Sampler:
     """Entry of the table of samplers.
 
     Args:
-        run: yields the trajectory.
-        steps: the default number of steps.
-        evaluations: network evaluations of a step; None for adaptive samplers, which take one sample at a time.
-        single_last: the last step takes one evaluation.
-        stochastic: the steps draw noise.
-        sde: the SDE that is integrated, for samplers that offer a choice.
-        noisy_start: the log-SNR must be finite at t = 1.
-        learned_variance: the network must return a learned variance, on the levels of `DDPMLinear`.
-        fewest: the smallest number of steps.
-        paper: the sampler of a paper: by default, nothing is clipped and evaluations draw labels at random.
+        run: generator of the trajectory.
+        steps: default number of steps.
+        evaluations: network evaluations per step; None for adaptive samplers, which integrate one sample at a time.
+        single_last: whether the last step takes one evaluation.
+        stochastic: whether the steps add noise.
+        sde: the SDE to integrate, for samplers that offer a choice.
+        noisy_start: whether the log-SNR must be finite at t = 1.
+        learned_variance: whether the network must return a learned variance, on the levels of `DDPMLinear`.
+        fewest: smallest number of steps.
+        paper: whether it is the sampler of a paper. By default it does not clip, and evaluations draw labels at random.
     """
 
     run: Callable[[Denoiser, Tensor, int, Noise], Trajectory]
@@ -55,16 +55,18 @@ class Sampler:
     def check(self, path: NoisePath) -> None:
         """Raise a UserError if this sampler is not defined on `path`."""
         if self.sde and self.sde.form == "sbdm" and isinstance(path, Interpolant):
-            raise UserError(f"g^2 / 2 (sbdm) is infinite at t = 1 on the path {type(path).__name__}: use sit-sde")
+            raise UserError(f"g^2 / 2 (sbdm) is infinite at t = 1 on the path {type(path).__name__}; use sit-sde")
         if self.noisy_start and isinstance(path, Interpolant):
-            raise UserError(f"the log-SNR is infinite at t = 1 on the path {type(path).__name__}: use sampler dpm++")
+            raise UserError(f"the log-SNR is infinite at t = 1 on the path {type(path).__name__}; use sampler dpm++")
         if self.learned_variance and not isinstance(path, DDPMLinear):
-            raise UserError(f"DiT's sampler is for the levels of DDPMLinear, not for {type(path).__name__}: use ddpm")
+            raise UserError(f"DiT's sampler is for the levels of DDPMLinear, not for {type(path).__name__}; use ddpm")
 
 
 def sde_sampler(sde: SDE, steps: int, paper: bool = False) -> Sampler:
     """Return the sampler that integrates `sde`."""
-    return Sampler(sde.run, steps, 2 if sde.heun else 1, sde.last_step != "none", stochastic=True, sde=sde, paper=paper)
+    evaluations = 2 if sde.heun else 1
+    single_last = sde.last_step != "none"
+    return Sampler(sde.run, steps, evaluations, single_last, stochastic=True, sde=sde, paper=paper)
 
 
 _REVERSE = SDE("sbdm", last_time=T_MIN)  # the reverse SDE of Song et al. (2021) on U-ViT's grid

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from uvit_decay.diffusion.denoiser import Denoiser, Guided, autoguided, denoise_fn
+from uvit_decay.diffusion.denoiser import Denoiser, Guided, autoguide, denoise_fn
 from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.diffusion.prediction import Network, Prediction, sampling_interval
 from uvit_decay.diffusion.samplers import SAMPLERS, Sampler, sde_sampler
@@ -30,13 +30,13 @@ class Sampling:
 
     Args:
         sampler: a name in `uvit_decay.diffusion.samplers.SAMPLERS`.
-        steps: steps of the sampler, 1 to 1000; null means the sampler's default, such as 25 for dpm++. Most call the
-            network once a step, Heun's method twice; dopri5 chooses its steps itself, for any number here.
-        guidance: scale w of uncond + w (cond - uncond), 0 to a million; 1 is none.
+        steps: steps of the sampler, 1 to 1000; null means the sampler's default, such as 25 for dpm++. Most samplers
+            evaluate the network once per step, Heun's method twice; dopri5 chooses its steps itself and ignores it.
+        guidance: scale w of uncond + w (cond - uncond), 0 to a million; 1 is no guidance.
         clip: clamp the denoised image to [-1, 1] at every step; null means for pixels, but not for latents, nor with a
             sampler that is named after a paper.
-        guidance_channels: guide only this number of first channels; null means all. SiT's code guides 3 of 4.
-        guidance_interval: guide at these times only, 0 is data and 1 is noise; null means at all times.
+        guidance_channels: apply guidance to the first N channels only; null means all. SiT's code guides 3 of 4.
+        guidance_interval: guide only at these times, 0 is data and 1 is noise; null means at all times.
         sde: the SDE to integrate, for the samplers of an SDE; null means the sampler's default.
         precision: precision of the network: float32, tf32 or bf16; null means tf32 on CUDA GPUs, float32 elsewhere.
             The sampler itself computes in float32.
@@ -58,18 +58,25 @@ class Sampling:
         check_numbers("[0, 1000000]", guidance=self.guidance)
         if self.guidance_channels is not None:
             check_whole(1, guidance_channels=self.guidance_channels)
-        if self.guidance_interval and not 0 <= self.guidance_interval[0] < self.guidance_interval[1] <= 1:
-            raise UserError(
-                f"guidance_interval must be LOW,HIGH with 0 <= LOW < HIGH <= 1, got {self.guidance_interval}"
-            )
+        if self.guidance_interval:
+            low = self.guidance_interval[0]
+            high = self.guidance_interval[1]
+            if not 0 <= low < high <= 1:
+                raise UserError(
+                    f"guidance_interval must be LOW,HIGH with 0 <= LOW < HIGH <= 1, got {self.guidance_interval}"
+                )
         if self.sde and not SAMPLERS[self.sampler].sde:
-            raise UserError(f"sampler {self.sampler} integrates no sde: remove it, or use a sampler of one, as sit-sde")
+            raise UserError(
+                f"sampler {self.sampler} does not integrate an sde; leave out the sde, or use a sampler such as sit-sde"
+            )
 
     @property
     def method(self) -> Sampler:
         """The sampler, with the chosen SDE."""
-        named = SAMPLERS[self.sampler]
-        return sde_sampler(self.sde, named.steps, named.paper) if self.sde else named
+        sampler = SAMPLERS[self.sampler]
+        if self.sde:
+            return sde_sampler(self.sde, sampler.steps, sampler.paper)
+        return sampler
 
     @property
     def num_steps(self) -> int:
@@ -78,7 +85,7 @@ class Sampling:
 
     @property
     def nfe(self) -> int | None:
-        """Network evaluations (NFE) for each image, a guided one counted once; None if adaptive (see `NFECounter`)."""
+        """Network evaluations (NFE) per image, a guided one counted once; None if adaptive (see `NFECounter`)."""
         return self.method.nfe(self.num_steps)
 
     def at_once(self, batch_size: int) -> int:
@@ -86,10 +93,11 @@ class Sampling:
         return 1 if self.nfe is None else batch_size
 
     def changed(self, **given: Any) -> Sampling:
-        """Return these options with the `given` ones; another sampler has its own steps, clipping and SDE."""
-        another = given.get("sampler", self.sampler) != self.sampler
-        own = {"steps": None, "clip": None, "sde": None} if another else {}
-        return replace(self, **own | given)
+        """Return these options with the `given` ones; another sampler gets its default steps, clipping and SDE."""
+        defaults = {}
+        if given.get("sampler", self.sampler) != self.sampler:
+            defaults = {"steps": None, "clip": None, "sde": None}
+        return replace(self, **defaults | given)
 
     def metadata(self) -> dict[str, Any]:
         """Return plain values for reports: the fields, the actual number of steps and the network evaluations."""
@@ -100,12 +108,16 @@ class Sampling:
         """A short name for keys and files, such as `dpm++25_w2`; it differs if the images can differ."""
         steps = "" if self.nfe is None else self.num_steps
         parts = [f"{self.sampler}{steps}", f"w{short_number(self.guidance)}"]
-        if self.clip or (self.clip is False and not self.method.paper):
-            parts.append("clip" if self.clip else "noclip")
+        if self.clip:
+            parts.append("clip")
+        elif self.clip is False and not self.method.paper:
+            parts.append("noclip")
         if self.guidance_channels is not None:
             parts.append(f"first{self.guidance_channels}")
         if self.guidance_interval:
-            parts.append("t{}-{}".format(*map(short_number, self.guidance_interval)))
+            low = short_number(self.guidance_interval[0])
+            high = short_number(self.guidance_interval[1])
+            parts.append(f"t{low}-{high}")
         if self.sde:
             parts.append(self.sde.name)
         if self.precision not in (None, "float32"):
@@ -115,11 +127,20 @@ class Sampling:
 
 @dataclass(frozen=True)
 class DiffusionModel:
-    """A trained network with its noise path, its prediction type and the shape (c, h, w) of an image.
+    """Trained network with all that sampling needs.
 
-    `num_classes` is 0 for an unconditional network; `null_label` is true if the network was trained with the label
-    "no label" (= num_classes); `pixels` is false for latents; `learned_variance` is true if the network returns twice
-    the channels, the second half being v of `uvit_decay.diffusion.ode.dit_ddpm`.
+    Args:
+        net: the network net(x, t, y).
+        path: the noise path.
+        prediction: the quantity that the network predicts.
+        shape: shape (c, h, w) of an image.
+        num_classes: number of classes, 0 for an unconditional network.
+        null_label: whether the network was trained with the label "no label" (= num_classes).
+        device: device of the network.
+        pixels: false for latents.
+        learned_variance: whether the network returns twice the channels; the second half is then v of
+            `uvit_decay.diffusion.ode.dit_ddpm`.
+        guide: a worse network for autoguidance, instead of the null label.
     """
 
     net: Network
@@ -131,7 +152,7 @@ class DiffusionModel:
     device: torch.device
     pixels: bool = True
     learned_variance: bool = False
-    guide: DiffusionModel | None = None  # a worse network for autoguidance, instead of the null label
+    guide: DiffusionModel | None = None
 
     @classmethod
     def from_net(
@@ -139,7 +160,7 @@ class DiffusionModel:
     ) -> DiffusionModel:
         """Build from a network with the attributes `image_size`, `channels`, `num_classes` and `null_label`.
 
-        `learned_variance` is an attribute of networks that have one.
+        The attribute `learned_variance` is optional.
         """
         shape = (net.channels, net.image_size, net.image_size)
         variance = getattr(net, "learned_variance", False)
@@ -149,66 +170,71 @@ class DiffusionModel:
         """Raise a UserError if the network does not support the options of `sampling`."""
         sampling.method.check(self.path)
         if sampling.method.learned_variance and not self.learned_variance:
-            raise UserError(f"sampler {sampling.sampler} needs a network with a learned variance, as DiT's: use ddpm")
+            raise UserError(f"sampler {sampling.sampler} needs a network with a learned variance, as DiT's; use ddpm")
         if self.guide is not None:
             self._check_guide(self.guide, sampling)
             return
         if sampling.guidance == 1.0:
             return
         if not self.num_classes:
-            raise UserError("guidance needs a class-conditional checkpoint, this one is unconditional: use guidance 1")
+            raise UserError("guidance needs a class-conditional checkpoint, this one is unconditional; use guidance 1")
         if not self.null_label:
-            raise UserError("guidance needs a network that was trained with a null label, this one was not")
+            raise UserError("guidance needs a network trained with a null label, this one was not; use guidance 1")
         if (sampling.guidance_channels or 1) > self.shape[0]:
             raise UserError(f"guidance_channels {sampling.guidance_channels}: this network has {self.shape[0]}")
 
     def _check_guide(self, guide: DiffusionModel, sampling: Sampling) -> None:
         """Raise a UserError unless the guide makes images of the same shape, classes and noise path."""
         for name in ("shape", "num_classes", "path", "pixels"):
-            ours, theirs = getattr(self, name), getattr(guide, name)
+            ours = getattr(self, name)
+            theirs = getattr(guide, name)
             if ours != theirs:
-                raise UserError(f"--guide has {name} {theirs}, --ckpt has {ours}: name a guide with the same {name}")
+                raise UserError(f"--guide has {name} {theirs}, --ckpt has {ours}; name a guide with the same {name}")
         if sampling.guidance_channels is not None:
-            raise UserError("--guidance-channels is for guidance by the null label: leave it out with --guide")
+            raise UserError("--guidance-channels is for guidance by the null label; leave it out with --guide")
 
     def denoiser(self, sampling: Sampling, labels: Sequence[int] | None) -> Denoiser:
-        """Return the denoiser to integrate, guided if asked for, for a batch with these labels."""
+        """Return the denoiser to integrate, with the guidance of `sampling`, for a batch with these labels."""
         y = None if labels is None else indices_on(self.device, labels)
+        clip = self.clips(sampling)
         if self.guide is not None and sampling.guidance != 1.0:
-            return self._autoguided(sampling, y)
-        net = Guided(self.net, sampling.guidance, self.num_classes, sampling.guidance_channels)
-        clip = self.clips(sampling)
-        guided, plain = (denoise_fn(network, self.path, self.prediction, y, clip) for network in (net, self.net))
-        denoiser = Denoiser(guided, self.path, *sampling_interval(self.path, self.prediction, clip))
+            denoiser = self._autoguide(self.guide, sampling, y)
+        else:
+            net = Guided(self.net, sampling.guidance, self.num_classes, sampling.guidance_channels)
+            fn = denoise_fn(net, self.path, self.prediction, y, clip)
+            low, high = sampling_interval(self.path, self.prediction, clip)
+            denoiser = Denoiser(fn, self.path, low, high)
         if sampling.guidance == 1.0 or sampling.guidance_interval is None:
-            return denoiser
-        return replace(denoiser, plain=plain, guided=sampling.guidance_interval)
-
-    def _autoguided(self, sampling: Sampling, y: Tensor | None) -> Denoiser:
-        """Return the denoiser of this network and its guide, for times at which both can be evaluated."""
-        clip = self.clips(sampling)
-        good = denoise_fn(self.net, self.path, self.prediction, y, clip=False)
-        bad = denoise_fn(self.guide.net, self.path, self.guide.prediction, y, clip=False)
-        low, high = sampling_interval(self.path, self.prediction, clip)
-        guide_low, guide_high = sampling_interval(self.path, self.guide.prediction, clip)
-        fn = autoguided(good, bad, sampling.guidance, self.path, clip)
-        denoiser = Denoiser(fn, self.path, max(low, guide_low), min(high, guide_high))
-        if sampling.guidance_interval is None:
             return denoiser
         plain = denoise_fn(self.net, self.path, self.prediction, y, clip)
         return replace(denoiser, plain=plain, guided=sampling.guidance_interval)
 
+    def _autoguide(self, guide: DiffusionModel, sampling: Sampling, y: Tensor | None) -> Denoiser:
+        """Return the denoiser of this network and its guide, for times at which both can be evaluated."""
+        clip = self.clips(sampling)
+        good = denoise_fn(self.net, self.path, self.prediction, y, clip=False)
+        bad = denoise_fn(guide.net, self.path, guide.prediction, y, clip=False)
+        low, high = sampling_interval(self.path, self.prediction, clip)
+        guide_low, guide_high = sampling_interval(self.path, guide.prediction, clip)
+        fn = autoguide(good, bad, sampling.guidance, self.path, clip)
+        return Denoiser(fn, self.path, max(low, guide_low), min(high, guide_high))
+
     def clips(self, sampling: Sampling) -> bool:
         """Return whether the denoised image is clipped at every step."""
-        return self.pixels and not sampling.method.paper if sampling.clip is None else sampling.clip
+        if sampling.clip is not None:
+            return sampling.clip
+        return self.pixels and not sampling.method.paper
 
     def unguided(self, sampling: Sampling) -> Sampling:
         """Return `sampling`, without guidance if the network cannot be guided (no classes or no null label)."""
-        return sampling if self.num_classes and self.null_label else replace(sampling, guidance=1.0)
+        if self.num_classes and self.null_label:
+            return sampling
+        return replace(sampling, guidance=1.0)
 
     def in_precision(self, sampling: Sampling) -> Sampling:
-        """Return `sampling` with the precision filled in: the device's default if none is given."""
-        return replace(sampling, precision=chosen_precision(sampling.precision, self.device))
+        """Return `sampling` with a precision: the given one, or the device's default."""
+        precision = chosen_precision(sampling.precision, self.device)
+        return replace(sampling, precision=precision)
 
 
 @torch.no_grad()
@@ -222,12 +248,14 @@ def generate(
         sampling: sampler, steps, guidance.
         indices: indices of the images within the sequence of this seed.
         labels: an int for each index, num_classes is the null label; None for an unconditional network.
-        seed: the seed.
+        seed: seed of the noise.
+
+    Raises:
+        UserError: the network does not support the options of `sampling`.
     """
     model.check(sampling)
     if sampling.nfe is None and len(indices) > 1:
-        each = [None] * len(indices) if labels is None else [[label] for label in labels]
-        return torch.cat([generate(model, sampling, [i], y, seed) for i, y in zip(indices, each, strict=True)])
+        return _generate_one_by_one(model, sampling, indices, labels, seed)
     rows = indices_on(model.device, indices)
 
     def draw(name: str, *step: int) -> Tensor:
@@ -237,6 +265,19 @@ def generate(
         for state in trajectory(model, sampling, labels, draw):
             x = state
     return x
+
+
+def _generate_one_by_one(
+    model: DiffusionModel, sampling: Sampling, indices: Sequence[int], labels: Sequence[int] | None, seed: int
+) -> Tensor:
+    """Return `generate`, with one call per image for adaptive samplers."""
+    singles: list[list[int] | None] = [None] * len(indices)
+    if labels is not None:
+        singles = [[label] for label in labels]
+    images = []
+    for index, single in zip(indices, singles, strict=True):
+        images.append(generate(model, sampling, [index], single, seed))
+    return torch.cat(images)
 
 
 def generate_uint8(
@@ -257,26 +298,32 @@ def generate_uint8(
 
 def decoding_precision(sampling: Sampling, device: torch.device) -> Precision:
     """Return the precision in which an autoencoder decodes: float32 for networks in float32, otherwise TF32."""
-    return "float32" if chosen_precision(sampling.precision, device) == "float32" else "tf32"
+    precision = chosen_precision(sampling.precision, device)
+    return "float32" if precision == "float32" else "tf32"
 
 
 def trajectory(
     model: DiffusionModel, sampling: Sampling, labels: Sequence[int] | None, draw: Callable[..., Tensor]
 ) -> Iterator[Tensor]:
-    """Yield the states of one batch after each step, float32 (b, c, h, w); the last ones are the images.
+    """Yield the states of one batch after each step, float32 (b, c, h, w); the last state has the images.
 
     Args:
         model: the network, in eval mode.
         sampling: sampler, steps, guidance; an adaptive sampler takes a batch of one.
         labels: an int for each image; None for an unconditional network.
-        draw: returns standard normal noise (b, c, h, w) as a function of a name and, after the first one, of the step.
+        draw: function that returns standard normal noise (b, c, h, w): draw("sample") for the start, and
+            draw("sample step", k) for step k.
     """
     denoiser = model.denoiser(sampling, labels)
-    states = sampling.method.run(denoiser, draw("sample"), sampling.num_steps, lambda step: draw("sample step", step))
-    for _, state in states:
+
+    def draw_step(step: int) -> Tensor:
+        return draw("sample step", step)
+
+    for _, state in sampling.method.run(denoiser, draw("sample"), sampling.num_steps, draw_step):
         yield state
 
 
 def total_nfe(count: int, sampling: Sampling) -> int:
-    """Return the per-image network evaluations of `count` samples; a guided one counts twice."""
-    return count * (sampling.nfe or ADAPTIVE) * (1 if sampling.guidance == 1.0 else 2)
+    """Return the sum of network evaluations of `count` samples; a guided one counts twice."""
+    networks = 1 if sampling.guidance == 1.0 else 2
+    return count * (sampling.nfe or ADAPTIVE) * networks

@@ -1,4 +1,4 @@
-"""Samplers that integrate the SDE of SiT (Ma et al. 2024) towards the data, any w(t) >= 0 giving the same marginals:
+"""Samplers that integrate the SDE of SiT (Ma et al. 2024) towards the data; any w(t) >= 0 gives the same marginals:
 
     x <- x + h (v + w score) + sqrt(2 w h) z,  t <- t - h.
 
@@ -42,16 +42,17 @@ def short_number(number: float) -> str:
 
 @dataclass(frozen=True)
 class SDE:
-    """An SDE with the method that integrates it.
+    """SDE with the method that integrates it.
 
     Args:
         form: w(t), a name in `uvit_decay.diffusion.sde.FORMS`.
-        norm: the factor c of that form.
-        last_step: the step without noise from `last_time` to t = 0: along the drift (mean), to the denoised image
-            (tweedie), or along the velocity (euler); none makes all steps alike, down to the smallest time of the
-            network.
+        norm: factor c of the form.
+        last_step: last step, without noise, from `last_time` to t = 0: along the drift (mean), to the denoised image
+            (tweedie), or along the velocity (euler). With none, all steps are alike and end at the smallest time of
+            the network.
         last_time: length of the last step.
-        heun: Heun's method for the drift, after the noise of the step is added: two evaluations a step but the last.
+        heun: use Heun's method for the drift, after the noise of the step is added: two evaluations per step, except
+            for the last one.
     """
 
     form: Form = "sigma"
@@ -79,8 +80,8 @@ class SDE:
         separate = self.last_step != "none"
         if separate and self.last_time >= denoiser.high:
             raise UserError(f"last_time {self.last_time} is not below {denoiser.high}, the first time of this network")
-        # N noisy steps need N + 1 times; a last step without noise replaces one step. The times end above t = 0, where
-        # Heun's method would need the score, which does not exist.
+        # N noisy steps need N + 1 times; a last step without noise replaces one of them. The times end above t = 0,
+        # because the score, which Heun's method would need there, does not exist.
         if separate:
             times = linspace(denoiser.high, self.last_time, steps)
         else:
@@ -94,27 +95,30 @@ class SDE:
             yield 0.0, self._last(denoiser, x, times[-1])
 
     def _w(self, denoiser: Denoiser, x: Tensor, time: float) -> Tensor:
-        """Return w(time), shaped to multiply x."""
-        return expand(FORMS[self.form](denoiser.path, times_like(x, time), self.norm), x)
+        """Return w(time) in a shape that broadcasts over x."""
+        w = FORMS[self.form](denoiser.path, times_like(x, time), self.norm)
+        return expand(w, x)
 
     def _drift(self, denoiser: Denoiser, x: Tensor, time: float) -> Tensor:
         """Return v + w score, with one network evaluation."""
         t = times_like(x, time)
         data, eps = denoiser.denoise(x, time)
-        return denoiser.path.velocity(data, eps, t) + self._w(denoiser, x, time) * denoiser.path.score(eps, t)
+        velocity = denoiser.path.velocity(data, eps, t)
+        score = denoiser.path.score(eps, t)
+        return velocity + self._w(denoiser, x, time) * score
 
-    def _scaled(self, denoiser: Denoiser, x: Tensor, now: float, after: float, z: Tensor) -> Tensor:
+    def _scale_noise(self, denoiser: Denoiser, x: Tensor, now: float, after: float, z: Tensor) -> Tensor:
         """Return the noise sqrt(2 w h) z that the step adds, z standard normal."""
         return (2 * (now - after) * self._w(denoiser, x, now)).sqrt() * z
 
     def _euler(self, denoiser: Denoiser, x: Tensor, now: float, after: float, z: Tensor) -> Tensor:
         """Return x at `after` by an Euler-Maruyama step."""
         moved = x + (now - after) * self._drift(denoiser, x, now)
-        return moved + self._scaled(denoiser, x, now, after, z)
+        return moved + self._scale_noise(denoiser, x, now, after, z)
 
     def _heun(self, denoiser: Denoiser, x: Tensor, now: float, after: float, z: Tensor) -> Tensor:
         """Return x at `after` by Heun's step along the drift, after the noise of the step is added."""
-        x = x + self._scaled(denoiser, x, now, after, z)
+        x = x + self._scale_noise(denoiser, x, now, after, z)
         drift = self._drift(denoiser, x, now)
         ahead = self._drift(denoiser, x + (now - after) * drift, after)
         return x + 0.5 * (now - after) * (drift + ahead)
@@ -122,7 +126,8 @@ class SDE:
     def _last(self, denoiser: Denoiser, x: Tensor, now: float) -> Tensor:
         """Return x at t = 0 by the last step, which adds no noise."""
         if self.last_step == "tweedie":
-            return denoiser.denoise(x, now)[0]
+            data, _ = denoiser.denoise(x, now)
+            return data
         if self.last_step == "mean":
             return x + now * self._drift(denoiser, x, now)
         return x + now * denoiser.velocity(x, now)

@@ -20,7 +20,7 @@ from uvit_decay.diffusion.prediction import (
     Weighting,
     check_loss,
     diffusion_loss,
-    stratified_times,
+    stratify_times,
     training_times,
 )
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
@@ -128,7 +128,7 @@ class DiffusionTask(Task):
         """
         x = batch.images
         place, drop = uniform(stage, "time, label", self.seed, rows=batch.sample_ids, shape=(2,)).unbind(1)
-        place = stratified_times(place, batch.first, batch.total)
+        place = stratify_times(place, batch.first, batch.total)
         t = training_times(self.path, self.prediction, self.weighting, place, self.times)
         eps = normal(stage, "noise", self.seed, rows=batch.sample_ids, shape=x.shape[1:])
         y = None  # unconditional
