@@ -64,9 +64,8 @@ def test_results_come_before_the_next_job_is_begun():
 
 
 @pytest.mark.slow
-def test_processes_have_their_results_in_order_on_the_first(tmp_path):
-    result = run(*TORCHRUN, 2, ROOT / "tests" / "shared" / "launched.py", 5, "-", tmp_path / "r", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
+def test_processes_have_their_results_in_order_on_the_first(programs, tmp_path):
+    programs.run_ranks(2, "tests/shared/launched.py", "5", "-", str(tmp_path / "r"), cwd=tmp_path)
     found = [json.loads((tmp_path / f"r.{rank}").read_text()) for rank in range(2)]
     assert found[0]["done"] == [[job, job % 2] for job in range(5)]
     assert not found[1]["done"]

@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -97,20 +98,26 @@ class Program:
 
 
 class Launcher:
-    """Starts programs by the zygote; `folder` takes their output."""
+    """Starts programs by the zygote, which starts with the first of them; `folder` takes their output."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._number = folder, count()
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-        self._zygote = subprocess.Popen(
+        self._environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}  # not of a test's own
+
+    @cached_property
+    def _zygote(self) -> subprocess.Popen[str]:
+        """The zygote, ready for orders."""
+        folders = os.pathsep.join(map(str, [HERE, HERE.parent, HERE.parent.parent]))
+        zygote = subprocess.Popen(
             [sys.executable, str(HERE / "zygote.py")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**environment, "PYTHONPATH": os.pathsep.join(map(str, [HERE, HERE.parent, HERE.parent.parent]))},
+            env={**self._environment, "PYTHONPATH": folders},
         )
-        if self._zygote.stdout.readline() != "ready\n":
+        if zygote.stdout.readline() != "ready\n":
             raise RuntimeError("the zygote did not start")
+        return zygote
 
     def start(
         self,
@@ -160,8 +167,9 @@ class Launcher:
 
     def end(self) -> None:
         """End the zygote and all programs that still run, stopped ones, too."""
-        self._zygote.stdin.close()
-        self._zygote.wait()
+        if "_zygote" in vars(self):
+            self._zygote.stdin.close()
+            self._zygote.wait()
 
 
 def ranks(size: int = 2) -> list[dict[str, str]]:

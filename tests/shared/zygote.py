@@ -99,7 +99,11 @@ def become(order: dict[str, Any]) -> None:
         sys.argv = [str(ROOT / script), *args]
         run = runpy.run_path
     if order["trap"]:
-        Trap(**order["trap"], folder=Path(order["folder"])).set()
+        trap = Trap(**order["trap"], folder=Path(order["folder"]))
+        if "train.py" in order["argv"]:
+            trap.set_when_training_begins()
+        else:
+            trap.set()
     try:
         run(sys.argv[0], run_name="__main__")
     except SystemExit as stop:
@@ -136,6 +140,18 @@ class Trap:
         if self.number is None:
             atexit.register(self._tell)
         sys.setprofile(self._event)
+
+    def set_when_training_begins(self) -> None:
+        """Begin to count when the trainer runs: none of `functions` is called before, and counting costs seconds."""
+        from lightning.pytorch import Trainer
+
+        run_trainer = Trainer._run
+
+        def set_and_run(trainer: Trainer, *args: Any, **options: Any) -> Any:
+            self.set()
+            return run_trainer(trainer, *args, **options)
+
+        Trainer._run = set_and_run
 
     def _event(self, frame: FrameType, kind: str, _: Any) -> None:
         if kind == "call":
