@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from uvit_decay.checkpoint import load
 from uvit_decay.checkpoint.convert import export_file, import_official, official_state
-from uvit_decay.checkpoint.official.common import on_meta
+from uvit_decay.checkpoint.official.common import build_on_meta
 from uvit_decay.nn import MAE, SiT, ViT
 from uvit_decay.nn.block import Mlp
 
@@ -171,7 +171,7 @@ def test_norms_that_no_official_layout_has_are_refused_but_exported(tmp_path, op
     net = load(tmp_path / "again.safetensors").net
     assert net.config.items() >= options.items()
     assert same(net.state_dict(), load_file(path))
-    for other in (on_meta(kind, depth=2, **options) for kind in (SiT, ViT, MAE)):
+    for other in (build_on_meta(kind, depth=2, **options) for kind in (SiT, ViT, MAE)):
         with raises_user_error(message):
             official_state(other, other.state_dict(), path)
 

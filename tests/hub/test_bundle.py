@@ -31,7 +31,7 @@ from uvit_decay.diffusion.samplers import SAMPLERS
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.hub.bundle import bundle
 from uvit_decay.hub.denoiser import SiTDenoiser, UViTDenoiser
-from uvit_decay.hub.folder import pipeline_of
+from uvit_decay.hub.folder import build_pipeline
 from uvit_decay.hub.pipeline import DecayPipeline, code_of
 from uvit_decay.nn import UViT
 
@@ -88,7 +88,7 @@ def test_every_sampler_makes_the_same_pictures(tmp_path):
     export(file, tmp_path / "folder")
     alone = DiffusionPipeline.from_pretrained(tmp_path / "folder", trust_remote_code=True)
     assert type(alone).__module__.startswith("diffusers_modules")
-    ours = pipeline_of(load(file))
+    ours = build_pipeline(load(file))
     for name, sampler in SAMPLERS.items():
         if not sampler.learned_variance:
             call = {"class_labels": [2], "sampler": name, "num_inference_steps": 3}

@@ -35,7 +35,7 @@ from uvit_decay.checkpoint.io import INDEX, WEIGHTS
 from uvit_decay.commands.convert import main
 from uvit_decay.diffusion.noise_path import VP, DDPMLinear
 from uvit_decay.diffusion.sampling import Sampling
-from uvit_decay.hub.folder import pipeline_of
+from uvit_decay.hub.folder import build_pipeline
 from uvit_decay.hub.pipeline import name_code
 from uvit_decay.nn import SiT, UViT
 from uvit_decay.runtime.files import PARTIAL
@@ -160,7 +160,7 @@ def test_an_unconditional_network_of_any_shortcuts(decay, tmp_path):
 def test_classes_have_names_and_wordnet_ids_words(latent_sit, tmp_path):
     loaded = load(latent_sit)
     named = replace(loaded.card, class_names=("n02979186", "dog, Domestic dog, cassette player"))
-    pipeline = pipeline_of(replace(loaded, card=named), Autoencoder(named.latents.vae))
+    pipeline = build_pipeline(replace(loaded, card=named), Autoencoder(named.latents.vae))
     assert pipeline.config.id2label["0"] == "cassette player, n02979186"
     assert [pipeline._find_class(name) for name in ("N02979186", "domestic dog")] == [0, 1]
     with pytest.raises(ValueError, match=r"'cassette player'.*\[0, 1\]"):

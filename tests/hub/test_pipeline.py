@@ -11,7 +11,7 @@ from uvit_decay.diffusion import noise_path
 from uvit_decay.diffusion.noise_path import Linear, NoisePath
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.hub.denoiser import PATHS
-from uvit_decay.hub.folder import pipeline_of
+from uvit_decay.hub.folder import build_pipeline
 from uvit_decay.hub.pipeline import draw_seed
 from uvit_decay.nn import SiT
 from uvit_decay.runtime.errors import UserError
@@ -22,7 +22,7 @@ FAST = {"num_inference_steps": 2}
 @pytest.fixture(scope="module")
 def pipeline():
     """That of the bundled checkpoint."""
-    pipeline = pipeline_of(load(BUNDLED))
+    pipeline = build_pipeline(load(BUNDLED))
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 
@@ -108,7 +108,7 @@ def test_the_bar_counts_steps(pipeline, capsys):
 def test_an_adaptive_sampler_has_one_image_at_a_time(tmp_path):
     net = SiT(4, 2, 1, dim=8, depth=2, heads=2, num_classes=2)
     file = write_denoiser(tmp_path / "n.safetensors", net, Linear(), "velocity", Sampling("dopri5"), ("a", "b"))
-    pipeline = pipeline_of(load(file))
+    pipeline = build_pipeline(load(file))
     alone = pictures(pipeline, [1], seed_generator(0), num_inference_steps=None)
     together = pictures(pipeline, [1, 0], seed_generator(0), num_inference_steps=None)
     assert (alone[0] == together[0]).all()
@@ -120,7 +120,7 @@ def test_weights_of_half_the_size(kind, tmp_path):
     names = tuple("abcdefghij")
     file = tmp_path / "sit.safetensors"
     write_denoiser(file, net, Linear(), "velocity", Sampling("heun", 3), names)
-    pipeline = pipeline_of(load(BUNDLED if kind == "digits" else file))
+    pipeline = build_pipeline(load(BUNDLED if kind == "digits" else file))
     exact = pictures(pipeline, [1, 2], seed_generator(0), output_type="np")
     pipeline.to(torch.bfloat16)
     assert {weight.dtype for weight in pipeline.denoiser.parameters()} == {torch.bfloat16}

@@ -16,7 +16,7 @@ from uvit_reference import SMALL, VARIANTS, random_state
 from uvit_decay.checkpoint import load
 from uvit_decay.checkpoint.convert import import_official
 from uvit_decay.checkpoint.official.common import ImportOptions, StateDict
-from uvit_decay.checkpoint.official.sit import without_sigma
+from uvit_decay.checkpoint.official.sit import remove_sigma
 from uvit_decay.nn import UViT
 from uvit_decay.runtime.instantiate import Spec
 
@@ -55,7 +55,7 @@ def save_contents(contents, path):
 
 def plain_head(state):
     """The official state_dict of a SiT without what learn_sigma adds."""
-    return without_sigma(StateDict(state, "SiT", HERE))[0].state
+    return remove_sigma(StateDict(state, "SiT", HERE))[0].state
 
 
 def read_description(path):

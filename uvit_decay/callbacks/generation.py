@@ -89,12 +89,12 @@ class GenerationMetrics(PeriodicSampling):
         self._reference_file: StatisticsFile | None = None
         self._reference_images: ImageSource | None = None
         self._autoencoder: Autoencoder | None = None  # on the CPU; `evaluate` makes a copy on the device
-        self._size = 0  # height and width of the samples in pixels, set by `ready`; 0 if nothing is measured
+        self._size = 0  # side of the samples in pixels, set by `prepare_evaluation`; 0 if nothing is measured
 
     def samples(self, trainer: Trainer, task: DiffusionTask) -> int:
         return self.num
 
-    def ready(self, trainer: Trainer, task: DiffusionTask) -> None:
+    def prepare_evaluation(self, trainer: Trainer, task: DiffusionTask) -> None:
         """Load extractor, autoencoder and reference before training, so that missing files are reported early."""
         if trainer.fast_dev_run or not self._measures(trainer):
             return

@@ -83,11 +83,11 @@ class Periodic(Callback):
         sharing = [callback for callback in periodic if callback.history_file == self.history_file]
         return len(sharing) > 1 and sharing[1] is self
 
-    def ready(self, trainer: Trainer, task: Task) -> None:
+    def prepare_evaluation(self, trainer: Trainer, task: Task) -> None:
         """Check and load what `evaluate` needs, before training; long work belongs in `on_fit_start`."""
 
     def on_fit_start(self, trainer: Trainer, task: Task) -> None:
-        self.ready(trainer, task)
+        self.prepare_evaluation(trainer, task)
 
     def on_train_start(self, trainer: Trainer, task: Task) -> None:
         """Continue the history of a resumed run, and evaluate at its last step if that is due and not recorded."""

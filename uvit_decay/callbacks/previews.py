@@ -125,7 +125,7 @@ class Reconstructions(Periodic):
         self.seed = seed
         self.batch_size = batch_size
 
-    def ready(self, trainer: Trainer, task: Task) -> None:
+    def prepare_evaluation(self, trainer: Trainer, task: Task) -> None:
         """Raise a UserError before training if the task is not an MAETask, or the masks leave no patch."""
         if not isinstance(task, MAETask):
             kind = type(task).__name__

@@ -83,7 +83,7 @@ class LinearProbes(Periodic):
         self.watch = watch
         self.asked = precision
 
-    def ready(self, trainer: Trainer, task: Task) -> None:
+    def prepare_evaluation(self, trainer: Trainer, task: Task) -> None:
         """Raise a UserError before training if network or data cannot be probed; a fast_dev_run does not probe."""
         if not trainer.fast_dev_run:
             check_probed(task.net, task.path, trainer.datamodule, self.probing)

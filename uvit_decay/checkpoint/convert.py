@@ -34,21 +34,18 @@ from uvit_decay.sampling_options import Weights
 
 
 class Family(NamedTuple):
-    """A family of official files: name in messages, class, the function that recognises its files, options, entry.
+    """A family of official files."""
 
-    `options` are those of the `ImportOptions` that apply to it; `entry` is that of a dict around the state_dict.
-    """
-
-    name: str
+    name: str  # for messages
     net: type[nn.Module]
     recognise: Callable[[StateDict, ImportOptions], RecognisedModel]
-    options: tuple[str, ...]
-    entry: str | None = None
+    options: tuple[str, ...]  # names of the `ImportOptions` that apply
+    entry: str | None = None  # key of the state_dict in its file; None for a bare state_dict
 
 
 ENCODER = ("heads", "alpha_min", "pixels")
 DENOISER = ("heads", "num_classes", "path", "prediction", "alpha_min", "vae", "classes")
-FAMILIES = {  # by `looks_like`
+FAMILIES = {  # by the result of `looks_like`
     UVIT: Family("U-ViT", UViT, uvit.recognise, DENOISER),
     SIT: Family("SiT", SiT, sit.recognise, DENOISER),
     DIFFUSERS_DIT: Family("DiT of diffusers", SiT, diffusers_dit.recognise, DENOISER),
@@ -56,8 +53,8 @@ FAMILIES = {  # by `looks_like`
     VIT_FILE: Family("vision transformer", ViT, mae.recognise_encoder, (*ENCODER, "num_classes", "classes"), mae.ENTRY),
 }
 OFFICIAL_FILES: dict[Weights, str] = {"ema": "nnet_ema.pth", "raw": "nnet.pth"}
-# Arguments of networks that their weights may not determine.
 StoredType = Literal["float32", "bfloat16"]
+# Arguments of networks that the weights may not determine.
 ARGUMENTS = ("num_classes", "null_label", "time_scale", "time", "learned_variance", "norm_pix", "pixels", "pool")
 
 
@@ -69,65 +66,88 @@ def export_file(
     to: Literal["timm"] | None = None,
     dtype: StoredType = "float32",
 ) -> str:
-    """Write one set of weights of a checkpoint into a file; the options are those of `uvit-decay export`.
+    """Write one set of weights of a checkpoint to a file, as `uvit-decay export` does.
 
-    The notes that are returned say what an importer of the file has to be given, or how timm reads it.
+    Args:
+        source: a checkpoint of this project.
+        target: a .safetensors file of this project, or an official .pth or .pt file.
+        weights: the set of weights; None takes EMA weights if the checkpoint has them.
+        to: "timm": write a state_dict of timm instead, in any of the three formats.
+        dtype: type of the parameters; bfloat16 only for .safetensors files of this project.
+
+    Returns:
+        Notes for the user: what an importer of the file has to be given, or how timm reads it.
     """
     with _target(source, target, (".safetensors", ".pth", ".pt")):
         stored = read(source, weights)
         if target.suffix == ".safetensors" and not to:
-            state = stored.state
-            if stored.card.net.is_from(HOME):  # a class from elsewhere is not built
-                net = stored.network()
-                if dtype == "bfloat16":
-                    state = _round_parameters(state, net)
-            elif dtype == "bfloat16":
-                raise UserError(f"--dtype bfloat16: {source} has a network that is not part of uvit_decay")
-            _write(target, stored.card, state)
-            return _note_on_autoencoder(stored.card)
+            return _write_ours(target, stored, dtype, source)
         if dtype == "bfloat16":
             raise UserError(f"--dtype bfloat16 is for .safetensors files of this project, got {target}")
         net = stored.network()
-        if to:
-            state = timm_state(net, stored.state, stored.where)
-            save_tensors(target, state) if target.suffix == ".safetensors" else _save(target, state)
-            notes = [python_lines(net, state, target)]
-        else:
-            notes = _write_official(target, stored, net)
+        notes = [_write_timm(target, stored, net)] if to else _write_official(target, stored, net)
         if isinstance(net, MAE | ViT) and stored.card.data.startswith(IMPORTED):
             notes.append(mae.LICENCE)
         return "\n".join(notes)
 
 
+def _write_ours(target: Path, stored: StoredModel, dtype: StoredType, source: Path) -> str:
+    """Write a .safetensors file of this project and return a note, which may be empty."""
+    state = stored.state
+    if stored.card.net.is_from(HOME):
+        net = stored.network()  # checks that the weights fit
+        if dtype == "bfloat16":
+            state = _round_parameters(state, net)
+    elif dtype == "bfloat16":  # a class from elsewhere is not built
+        raise UserError(f"--dtype bfloat16: {source} has a network that is not part of uvit_decay")
+    _write(target, stored.card, state)
+    return _note_on_autoencoder(stored.card)
+
+
+def _write_timm(target: Path, stored: StoredModel, net: nn.Module) -> str:
+    """Write a state_dict of timm and return the lines of Python that read it."""
+    state = timm_state(net, stored.state, stored.where)
+    if target.suffix == ".safetensors":
+        save_tensors(target, state)
+    else:
+        _save(target, state)
+    return python_lines(net, state, target)
+
+
 def _round_parameters(state: Mapping[str, Tensor], net: nn.Module) -> dict[str, Tensor]:
     """Return the state with the network's parameters in bfloat16; buffers, such as recorded alphas, keep their type."""
-    parameters = {name for name, _ in net.named_parameters()}
-    rounded = {}
-    for name, value in state.items():
-        rounded[name] = value.to(torch.bfloat16) if name in parameters else value
+    rounded = dict(state)
+    for name, _ in net.named_parameters():
+        if name in rounded:
+            rounded[name] = rounded[name].to(torch.bfloat16)
     return rounded
 
 
 def _note_on_autoencoder(card: ModelCard) -> str:
-    """Return a note for a card whose autoencoder is a folder of this machine; it is empty for others."""
+    """Return a note if the autoencoder of a card is a folder of this machine; otherwise an empty text."""
     if card.latents is None or not Path(card.latents.vae).is_absolute():
         return ""
     return f"its autoencoder is a folder of this machine, {card.latents.vae}: elsewhere name one with --vae"
 
 
 def _write_official(target: Path, stored: StoredModel, net: nn.Module) -> list[str]:
-    """Write the official layout and return a note on what it does not record."""
+    """Write the official layout and return notes on the settings that it does not record."""
     state = official_state(net, stored.state, stored.where)
     missing = missing_metadata(net, stored.card, state, target)
     if isinstance(net, MAE):
         state |= mae.unread_skips(net, state)
-    entry = _family(net, stored.where).entry
-    _save(target, {entry: state} if entry else state)
+    entry = _find_family(net, stored.where).entry
+    if entry:
+        _save(target, {entry: state})
+    else:
+        _save(target, state)
     if not missing:
         return []
-    unknown = [name for name in DECAY[1:] if f"{name} {net.config[name]}" in missing]
-    more = f"; uvit-decay import takes no {' and no '.join(unknown)}, keep a .safetensors" if unknown else ""
-    return [f"an official file does not record {', '.join(missing)}: pass them on with it{more}"]
+    note = f"an official file does not record {', '.join(missing)}: pass them on with it"
+    unsupported = [name for name in DECAY[1:] if f"{name} {net.config[name]}" in missing]
+    if unsupported:
+        note += f"; uvit-decay import takes no {' and no '.join(unsupported)}, keep a .safetensors"
+    return [note]
 
 
 def _save(target: Path, contents: Mapping[str, Any]) -> None:
@@ -141,7 +161,17 @@ def import_official(
     weights: Weights | None = None,
     options: ImportOptions = ImportOptions(),  # noqa: B008  frozen
 ) -> str:
-    """Turn an official file into a checkpoint of this project and return notes, as `uvit-decay import` does."""
+    """Turn an official file into a checkpoint of this project, as `uvit-decay import` does.
+
+    Args:
+        source: an official file, or a folder of U-ViT's code or of a DiT of diffusers.
+        target: the .safetensors file to write.
+        weights: the set of weights; None takes EMA weights, except from nnet.pth.
+        options: settings that the file does not determine.
+
+    Returns:
+        Notes for the user: what was recognised, and restrictions.
+    """
     with _target(source, target, (".safetensors",)):
         stored = read_official(source, weights, options)
         _write(target, stored.card, stored.state)
@@ -156,35 +186,40 @@ def read_official(
     """Read an official file as a checkpoint of this project; see `import_official`."""
     if weights is None and source.name == OFFICIAL_FILES["raw"]:
         weights = "raw"
-    file = _weights_file(source, weights or "ema") if source.is_dir() else source
-    contents, options, step = sit.opened(read_third_party(file), weights or "ema", options, file)
-    contents, options = mae.opened(contents, options, file)
+    file = source
+    if source.is_dir():
+        file = _weights_file(source, weights or "ema")
+    contents, options, step = sit.extract_state(read_third_party(file), weights or "ema", options, file)
+    contents, options = mae.extract_state(contents, options, file)
     if isinstance(contents, Mapping):
-        check_weights(file, {name: value for name, value in contents.items() if isinstance(value, Tensor)})
-    model = _named(recognise(contents, options, file), options, file)
+        tensors = {name: value for name, value in contents.items() if isinstance(value, Tensor)}
+        check_weights(file, tensors)
+    model = recognise(contents, options, file)
+    if options.classes is not None:
+        model = _name_classes(model, options.classes, file)
     if (source / "step.pth").is_file():
         step = load_pickle(source / "step.pth")
     if type(step) is not int or not 0 <= step < 2**63:
         raise UserError(f"step.pth in {source} should hold a number, it looks like {looks_like(step)}")
-    alphas = torch.tensor(model.net.shortcuts.alphas)  # which a loader compares
-    named = None if model.class_names is None else class_hash(model.class_names)
-    card = replace(model.card(source.name, step, weights), class_hash=named)
+    card = model.card(source.name, step, weights)
+    if model.class_names is not None:
+        card = replace(card, class_hash=class_hash(model.class_names))
+    alphas = torch.tensor(model.net.shortcuts.alphas)  # a loader compares them
     summary = f"recognised {model.summary()}, {card.weights} weights of step {step}"
     return StoredModel(source, card, {**model.state, "alphas": alphas}, notes=(summary, *model.notes))
 
 
-def _named(model: RecognisedModel, options: ImportOptions, where: Path) -> RecognisedModel:
-    """Return the model with the names of its classes in the list of the options, if there is one."""
-    if options.classes is None:
-        return model
-    names, count = class_list(options.classes), model.net.num_classes
+def _name_classes(model: RecognisedModel, classes: str, where: Path) -> RecognisedModel:
+    """Return the model with the class names of the list `classes`, see `ImportOptions`."""
+    names = class_list(classes)
+    count = model.net.num_classes
     if len(names) != count:
-        raise UserError(f"{where} has {count} classes, --classes {options.classes} names {len(names)}")
+        raise UserError(f"{where} has {count} classes, --classes {classes} names {len(names)}")
     return replace(model, class_names=names)
 
 
 def _weights_file(folder: Path, weights: Weights) -> Path:
-    """Return the file of the weights in the folder of a U-ViT or of a DiT of diffusers."""
+    """Return the weights file in the folder of a U-ViT or of a DiT of diffusers."""
     file = diffusers_dit.weights_file(folder) or folder / OFFICIAL_FILES[weights]
     if not file.is_file():
         raise UserError(
@@ -195,10 +230,10 @@ def _weights_file(folder: Path, weights: Weights) -> Path:
 
 @contextmanager
 def _target(source: Path, target: Path, suffixes: tuple[str, ...]) -> Iterator[None]:
-    """Check that `target` can be written, and keep other programs from it meanwhile."""
+    """Check that `target` can be written, and lock it against other programs within the context."""
     if target.suffix not in suffixes:
         raise UserError(f"the file to write must end in {' or '.join(suffixes)}, got {target}")
-    if os.path.realpath(source) == os.path.realpath(target):  # no error at a link to itself
+    if os.path.realpath(source) == os.path.realpath(target):  # realpath accepts a link to itself, unlike resolve
         raise UserError(f"{target} would replace the file that is read: write to another one")
     check_writable(target)
     with claimed(target):
@@ -210,24 +245,38 @@ def _write(target: Path, card: ModelCard, state: Mapping[str, Tensor]) -> None:
 
 
 def recognise(contents: Any, options: ImportOptions, where: Path) -> RecognisedModel:
-    """Return the network of an official file, given its `contents`; `where`, its path, is for error messages."""
+    """Return the network of an official file.
+
+    Args:
+        contents: the contents of the file.
+        options: settings that the file does not determine.
+        where: path of the file, for error messages.
+
+    Raises:
+        UserError: the file is not an official one, or an option does not apply to it.
+    """
     kind = looks_like(contents)
     if kind not in FAMILIES:
-        raise UserError(f"{where} is no official U-ViT, SiT or MAE, it looks like {kind}")
+        raise UserError(f"{where} is not an official U-ViT, SiT or MAE, it looks like {kind}")
     family = FAMILIES[kind]
     for name, value in asdict(options).items():
         if value is not None and name not in family.options:
-            raise UserError(f"{where} is a {family.name}: leave out --{name.replace('_', '-')}, which it does not have")
+            flag = name.replace("_", "-")
+            raise UserError(f"{where} is a {family.name}: leave out --{flag}, which it does not have")
     return family.recognise(StateDict.of(contents, family.name, where), options)
 
 
 def official_state(net: nn.Module, state: Mapping[str, Tensor], where: Path) -> dict[str, Tensor]:
-    """Return the official state_dict of `net`, a network of this project, with these weights of the file `where`."""
-    family = _family(net, where)
+    """Return the official state_dict of `net`, a network of this project, with the weights `state` of the file `where`.
+
+    Raises:
+        UserError: the official layout cannot hold the network.
+    """
+    family = _find_family(net, where)
     listed = not isinstance(net.config["schedule"], str)
     if listed or net.shortcuts.learned or net.shortcuts.recorded != ("alphas",):
         raise UserError(
-            f"{where} has the schedule {net.config['schedule']!r}, whose weights the official layout has no place for: "
+            f"{where} has the schedule {net.config['schedule']!r}, whose weights have no place in the official layout: "
             "export .safetensors"
         )
     if net.long_skips is not None:
@@ -240,38 +289,33 @@ def official_state(net: nn.Module, state: Mapping[str, Tensor], where: Path) -> 
             "layout has: export .safetensors"
         )
     weights = {name: value.contiguous() for name, value in state.items() if name != "alphas"}
-    return StateDict(weights, family.name, where).fitting(net)
+    return StateDict(weights, family.name, where).weights_for(net)
 
 
-def _family(net: nn.Module, where: Path) -> Family:
+def _find_family(net: nn.Module, where: Path) -> Family:
+    """Return the family of a network; raise a UserError if its class has no official layout."""
+    names: list[str] = []
     for family in FAMILIES.values():
         if type(net) is family.net:
             return family
-    known = ", ".join(dict.fromkeys(family.net.__name__ for family in FAMILIES.values()))
-    raise UserError(f"{where} holds a {type(net).__name__}, official layouts are for {known}: export .safetensors")
+        if family.net.__name__ not in names:
+            names.append(family.net.__name__)
+    raise UserError(
+        f"{where} holds a {type(net).__name__}, official layouts are for {', '.join(names)}: export .safetensors"
+    )
 
 
 def missing_metadata(net: Network, card: ModelCard, state: Mapping[str, Tensor], where: Path) -> list[str]:
-    """List what an importer of the official state_dict of `net` would not find or guess, as strings "name value".
+    """List the settings that an importer of the official state_dict of `net` would miss, as texts "name value".
 
-    The state_dict is recognised again, as an importer would, and the result is compared with `net` and `card`: every
+    The state_dict is recognised again, as an importer would do, and the result is compared with `net` and `card`: every
     difference has to be passed on with the file.
     """
-    # Heads and alpha_min are given because recognition can fail without them; both are listed below where needed.
     ours = net.config
+    # Heads and alpha_min are given because recognition can fail without them; both are listed below if needed.
     given = ImportOptions(heads=ours["heads"], alpha_min=1.0, decoder_heads=ours.get("decoder_heads"))
     guess = recognise(state, given, where)
-    names = [] if guess.size else ["heads"]
-    if ours.get("decoder_heads") != mae.DECODER_HEADS.get(ours.get("decoder_dim")):
-        names.append("decoder_heads")
-    names += [name for name in ARGUMENTS if ours.get(name) != guess.net.config.get(name)]
-    if ours["alpha_min"] != 1.0:
-        names += [name for name in DECAY if ours[name] != guess.net.config[name]]
-    elif guess.decayed:
-        names.append("alpha_min")  # the importer requires it
-    if ours.get("learn_sigma") is False:  # which the authors' constructors have on by default
-        names.append("learn_sigma")
-    missing = [f"{name} {ours[name]}" for name in names]
+    missing = [f"{name} {ours[name]}" for name in _missing_arguments(ours, guess)]
     if card.prediction != guess.prediction:
         missing.append(f"prediction {card.prediction}")
     if card.path and card.path != guess.card("").path:
@@ -281,3 +325,28 @@ def missing_metadata(net: Network, card: ModelCard, state: Mapping[str, Tensor],
         if value != getattr(guess.latents, name, None):
             missing.append(f"{name} {value}")
     return missing
+
+
+def _missing_arguments(ours: Mapping[str, Any], guess: RecognisedModel) -> list[str]:
+    """Return the names of the network's arguments that an importer would miss.
+
+    Args:
+        ours: arguments of the network.
+        guess: the network as an importer recognises it.
+    """
+    theirs = guess.net.config
+    names = []
+    if not guess.size:
+        names.append("heads")
+    if ours.get("decoder_heads") != mae.DECODER_HEADS.get(ours.get("decoder_dim")):
+        names.append("decoder_heads")
+    for name in ARGUMENTS:
+        if ours.get(name) != theirs.get(name):
+            names.append(name)
+    if ours["alpha_min"] != 1.0:
+        names += [name for name in DECAY if ours[name] != theirs[name]]
+    elif guess.decayed:
+        names.append("alpha_min")  # the importer requires it
+    if ours.get("learn_sigma") is False:  # on by default in the authors' constructors
+        names.append("learn_sigma")
+    return names

@@ -31,15 +31,21 @@ def looks_like(contents: object) -> str:
     """Name the kind of a third-party file, given its contents: one of `KINDS` for a state_dict that can be imported."""
     if not isinstance(contents, Mapping):
         return f"a single {type(contents).__name__}"
-    if kind := _kind(contents):
+    if kind := _find_kind(contents):
         return kind
     names = [name for name in contents if isinstance(name, str)]
     for name in names[:MOST_PARTS]:
-        if isinstance(contents[name], Mapping) and (kind := _kind(contents[name])):
+        part = contents[name]
+        if isinstance(part, Mapping) and (kind := _find_kind(part)):
             return f"a training checkpoint, whose entry {name!r} is {kind}"
-    return f"a file of another program, it holds {', '.join(names[:4]) or 'nothing'}"
+    found = ", ".join(names[:4]) or "nothing"
+    return f"a file of another program, it holds {found}"
 
 
-def _kind(state: Mapping[object, object]) -> str | None:
-    names = [name.removeprefix(PREFIX) for name in state if isinstance(name, str)]
-    return next((kind for kind, marks in KINDS.items() if any(name.startswith(marks) for name in names)), None)
+def _find_kind(state: Mapping[object, object]) -> str | None:
+    """Return the kind of a state_dict; None if it is not one of KINDS."""
+    for kind, prefixes in KINDS.items():
+        for name in state:
+            if isinstance(name, str) and name.removeprefix(PREFIX).startswith(prefixes):
+                return kind
+    return None

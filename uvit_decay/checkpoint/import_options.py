@@ -15,15 +15,16 @@ class ImportOptions:
     """Settings that a file may not determine; defaults follow from the file and the published configurations.
 
     Args:
-        heads: attention heads; default: those of the published size.
-        num_classes: real classes K, of K or, with a null label, K + 1 rows for labels; default: from the rows.
-        path: noise path; default: linear for SiT, vp for U-ViT, sd-discrete for its size H; ddpm-linear is a DiT's,
-            which has SiT's layout, and the default of a file named DiT....
+        heads: number of attention heads; default: from the published size.
+        num_classes: number K of real classes; the file has K rows for labels, or K + 1 with a null label; default:
+            from the rows.
+        path: noise path; default: linear for SiT, vp for U-ViT, sd-discrete for its size H; ddpm-linear is the path of
+            a DiT, which has SiT's layout, and the default of a file named DiT....
         prediction: quantity that the network predicts; default: velocity for SiT, eps for U-ViT and DiT.
-        alpha_min: smallest alpha of the decayed shortcuts; default: 1, the official network, but needed with skips.
+        alpha_min: smallest alpha of the decayed shortcuts; default: 1, the official network; required with skips.
         vae: autoencoder of the latents, hub id or folder; default: stabilityai/sd-vae-ft-ema.
-        decoder_heads: attention heads of an MAE's decoder; default: 16 for the published width 512.
-        norm_pix: an MAE predicts normalised patches; default: yes, but for a file named mae_visualize....
+        decoder_heads: number of attention heads of an MAE's decoder; default: 16 for the published width 512.
+        norm_pix: an MAE predicts normalised patches; default: yes, except for a file named mae_visualize....
         pixels: scale of the pixels of an MAE or ViT; default: imagenet for 3 channels, else unit.
         classes: named class list, such as imagenet-1k, or text file of the classes, sorted; default: numbers.
     """
@@ -41,4 +42,5 @@ class ImportOptions:
 
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(type(self)).items():
-            typed(kind, getattr(self, name), f"--{name.replace('_', '-')}")
+            flag = name.replace("_", "-")
+            typed(kind, getattr(self, name), f"--{flag}")

@@ -27,21 +27,24 @@ from uvit_decay.runtime.validation import is_plain, parse, typed
 from uvit_decay.sampling_options import Weights
 
 KEY = "uvit_decay"  # key of the card in a .ckpt, and in the metadata of a .safetensors
-NET, OWN = "net.", "task."  # beginnings of names in the state_dict of a .ckpt: the network, what else a task trains
-VERSION = 1  # of the form of a card, to be raised when an older reader would misunderstand it
+NET = "net."  # prefix of the network's weights in the state_dict of a .ckpt
+OWN = "task."  # prefix of further weights that a task trains
+VERSION = 1  # version of the card's format, to be raised when an older reader would misunderstand it
 HOME = "uvit_decay.nn"  # package of the networks that a file may name
-WEIGHTS = "denoiser/diffusion_pytorch_model.safetensors"  # in a folder that was exported for diffusers
-INDEX, AUTOENCODER = "model_index.json", "vae"  # of such a folder, the second only of a checkpoint of latents
+# In a folder that was exported for diffusers:
+WEIGHTS = "denoiser/diffusion_pytorch_model.safetensors"
+INDEX = "model_index.json"
+AUTOENCODER = "vae"  # only for latents
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCard:
-    """All that is needed besides the weights to use a network, to resume its training and to export it.
+    """Metadata of a checkpoint: with the weights, all that is needed to use, resume or export a network.
 
     A denoiser has path, prediction and sampling; all three are None for an encoder or a classifier.
 
     Args:
-        version: of the form of the card.
+        version: version of the card's format.
         net: class and arguments of the network.
         path: class and arguments of the noise path.
         prediction: quantity that the network predicts.
@@ -50,9 +53,9 @@ class ModelCard:
         data: name of the training data.
         step: optimizer steps so far.
         latents: latent space of the data; None for pixels.
-        weighting: weighting of the loss; None if it is not known, as for imported files.
-        class_hash: sha256 of the class names of the data; None if it is not known.
-        data_hash: `ImageData.fingerprint` of the training data, the same in any folder; None if it is not known.
+        weighting: weighting of the loss; None if unknown, as for imported files.
+        class_hash: sha256 of the class names of the data; None if unknown.
+        data_hash: `ImageData.fingerprint` of the training data, independent of their folder; None if unknown.
         weights: set of weights in an exported file; None for a .ckpt, which may have both.
 
     Raises:
@@ -76,47 +79,50 @@ class ModelCard:
     def __post_init__(self) -> None:
         if self.version > VERSION:
             raise UserError(
-                f"its model card has version {self.version}, known are those up to {VERSION}: update uvit_decay"
+                f"its model card has version {self.version}, this program reads up to {VERSION}: update uvit_decay"
             )
         check_whole(0, 2**63 - 1, step=self.step)
-        absent = [name for name in ("path", "prediction", "sampling") if getattr(self, name) is None]
-        if len(absent) in (1, 2):
-            raise UserError(f"its model card lacks {absent[0]}, a denoiser has path, prediction and sampling")
+        missing = [name for name in ("path", "prediction", "sampling") if getattr(self, name) is None]
+        if len(missing) in (1, 2):
+            raise UserError(f"its model card lacks {missing[0]}, a denoiser has path, prediction and sampling")
 
     @classmethod
     def from_dict(cls, values: Any, where: Path | str) -> ModelCard:
-        """Return the card with these values, read from the file `where`; entries that are no fields are ignored.
+        """Return the card with these values; unknown entries are ignored, and a missing version means version 1.
 
-        Cards without a version are read as version 1.
+        Args:
+            values: entries of the card.
+            where: file that they were read from, for error messages.
 
         Raises:
             UserError: a newer version, values that are not plain, or fields that are missing or of the wrong type.
         """
-        known = {field.name for field in fields(cls)}
+        names = {field.name for field in fields(cls)}
         try:
             if not is_plain(values):
                 raise UserError("its model card holds more than names and plain values, or has no end")
             values = typed(dict[str, object], values, "its model card")
-            return typed(cls, {name: value for name, value in values.items() if name in known}, "its model card")
+            known = {name: value for name, value in values.items() if name in names}
+            return typed(cls, known, "its model card")
         except UserError as error:
             raise UserError(f"{where} is damaged, or of another version of this project: {error}") from error
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the plain values that a checkpoint stores; fields that are None are left out."""
+        """Return the plain values that a checkpoint stores, without fields that are None."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     def noise_path(self, trusted: Sequence[str] = ()) -> NoisePath | None:
-        """Return the noise path, which must be one of this package or `trusted`; None if there is no denoiser."""
+        """Return the noise path; None for an encoder or a classifier. Its class is of this package or `trusted`."""
         return self.path and build(self.path, NoisePath, NoisePath.__module__, trusted)
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A trained network in eval mode, its model card, and its noise path, which is None if it makes no images."""
+    """A trained network in eval mode, with its model card and noise path."""
 
     net: nn.Module
-    card: ModelCard  # of the set of weights that was loaded
-    path: NoisePath | None
+    card: ModelCard  # its `weights` names the set of weights that was loaded
+    path: NoisePath | None  # None for an encoder or a classifier
 
     def check_denoiser(self) -> None:
         """Raise a UserError if the network makes no images."""
@@ -124,11 +130,11 @@ class Checkpoint:
             kind = "a classifier" if self.card.class_names else "an encoder"
             raise UserError(
                 f"this checkpoint is of {kind} ({type(self.net).__name__}), which makes no images: "
-                + localised("evaluate.py probe and classify judge its features")
+                + localised("evaluate its features with evaluate.py probe or classify")
             )
 
     def source(self, device: torch.device) -> DiffusionModel:
-        """Return the network on `device` in the form that samplers take; raise a UserError if it is no denoiser."""
+        """Return the network on `device` in the form that samplers take; raise a UserError unless it is a denoiser."""
         self.check_denoiser()
         card = self.card
         return DiffusionModel.from_net(self.net.to(device), self.path, card.prediction, device, card.latents is None)
@@ -139,34 +145,40 @@ def load(path: Path, weights: Weights | None = None, trusted: Sequence[str] = ()
 
     Args:
         path: a .ckpt or a .safetensors file, or a folder that was exported for diffusers.
-        weights: the set to load; None takes EMA weights if the file has them, else raw ones.
+        weights: the set to load; None takes EMA weights if the file has them, otherwise raw weights.
         trusted: classes outside uvit_decay, or modules, that the file may name for its network or its noise path.
 
     Raises:
-        UserError: missing, damaged or third-party file, one that contains code, weights that it lacks, that are not
-            finite, or that do not fit the card.
+        UserError: the file is missing, damaged, contains code or is of another program; its weights are missing, not
+            finite, or do not fit the card.
     """
     stored = read(path, weights)
-    card, net = stored.card, stored.network(trusted)
+    card = stored.card
+    net = stored.network(trusted)
     ours = card.net.is_from(HOME)
     copies = {name: value.clone(memory_format=torch.contiguous_format) for name, value in stored.state.items()}
     net.load_state_dict(copies, assign=ours)
     if ours:
         net.float()
     check_attributes(net, f"{path} describes a {type(net).__name__}")
-    latents, names = card.latents, card.class_names
-    if latents and latents.channels != net.channels:
-        raise UserError(f"{path} describes latents of {latents.channels} channels, its network has {net.channels}")
-    if len(names) != net.num_classes:
-        raise UserError(f"{path} names {len(names)} classes, its network has {net.num_classes}")
+    if card.latents and card.latents.channels != net.channels:
+        described = f"latents of {card.latents.channels} channels"
+        raise UserError(f"{path} describes {described}, its network has {net.channels}")
+    if len(card.class_names) != net.num_classes:
+        raise UserError(f"{path} names {len(card.class_names)} classes, its network has {net.num_classes}")
     return Checkpoint(net.eval(), card, card.noise_path(trusted))
 
 
 @dataclass(frozen=True)
 class StoredModel:
-    """One set of weights in the file `where`, and its card; `not_averaged` names raw ones among EMA weights.
+    """One set of weights of a file, and its model card.
 
-    `notes` are lines for the user on how an official file was read.
+    Args:
+        where: the file.
+        card: its model card.
+        state: the weights by name.
+        not_averaged: names of weights in `state` that are raw, although the set is "ema".
+        notes: lines for the user on how an official file was read.
     """
 
     where: Path
@@ -176,48 +188,59 @@ class StoredModel:
     notes: tuple[str, ...] = ()
 
     def network(self, trusted: Sequence[str] = ()) -> nn.Module:
-        """Build the network that the card describes, check that the weights fit it, and return it without them.
+        """Build the network that the card describes, and check that the weights fit it; they are not loaded.
 
-        A network of this package is built on the meta device and takes no memory; another class must be `trusted`.
+        A network of this package is built on the meta device and takes no memory. Another class must be `trusted`.
         """
         spec = self.card.net
         with torch.device("meta" if spec.is_from(HOME) else "cpu"):
             net = build(spec, nn.Module, HOME, trusted)
         if problem := mismatch(net, self.state):
             raise UserError(f"{self.where}: the weights do not fit the network that it describes: {problem}")
-        if raw := self.not_averaged & dict(net.named_parameters()).keys():
+        raw = self.not_averaged & dict(net.named_parameters()).keys()
+        if raw:
             raise UserError(f"{self.where} is damaged: {len(raw)} of its EMA weights are missing, such as {min(raw)}")
         return net
 
 
 def read(path: Path, weights: Weights | None) -> StoredModel:
-    """Read a checkpoint of any format; check types, checksums and finiteness, but not the fit to the network.
+    """Read a checkpoint of any format; check types, checksums and finiteness, but not whether it fits the network.
 
     If checkpoints/digits.safetensors does not exist in the working directory, the bundled copy is read.
     """
-    path = Path(path) if Path(path).exists() else or_bundled(path)
+    path = Path(path)
+    if not path.exists():
+        path = or_bundled(path)
     file = weights_file(path)
     stored = _read_exported(file) if file.suffix == ".safetensors" else _read_training(file, weights)
-    if file != path:  # a folder, which has its own autoencoder
-        latents = stored.card.latents
-        if latents and (path / AUTOENCODER).is_dir():
-            latents = replace(latents, vae=str((path / AUTOENCODER).absolute()))
-        card = replace(stored.card, latents=latents)
-        stored = replace(stored, card=card, state=without_prefix(stored.state, "net.", path))
+    if file != path:
+        stored = _localise(stored, path)
     if weights not in (None, stored.card.weights):
         raise UserError(f"{path} holds {stored.card.weights} weights, not {weights}")
     check_weights(file, stored.state)
     return stored
 
 
+def _localise(stored: StoredModel, folder: Path) -> StoredModel:
+    """Return a model read from a folder for diffusers, with the folder's own autoencoder and our names of weights."""
+    latents = stored.card.latents
+    autoencoder = folder / AUTOENCODER
+    if latents and autoencoder.is_dir():
+        latents = replace(latents, vae=str(autoencoder.absolute()))
+    card = replace(stored.card, latents=latents)
+    return replace(stored, card=card, state=remove_prefix(stored.state, NET, folder))
+
+
 def is_folder(path: Path) -> bool:
-    """Return whether this is a folder that was exported for diffusers."""
+    """Return whether `path` is a folder that was exported for diffusers."""
     return (path / INDEX).is_file() and (path / WEIGHTS).is_file()
 
 
 def weights_file(path: Path) -> Path:
     """Return the weights file of a checkpoint: `path` itself or, in a diffusers folder, the denoiser's weights."""
-    return path / WEIGHTS if is_folder(path) else path
+    if is_folder(path):
+        return path / WEIGHTS
+    return path
 
 
 def _read_exported(path: Path) -> StoredModel:
@@ -226,19 +249,22 @@ def _read_exported(path: Path) -> StoredModel:
         raise ThirdParty(f"{path} was not exported by this project, it looks like {looks_like(state)}")
     card = ModelCard.from_dict(parse(metadata[KEY], path), path)
     if card.weights is None:
-        raise UserError(f"the model card in {path} does not say which weights these are: it is damaged")
+        raise UserError(f"{path} is damaged: its model card does not name the set of weights")
     return StoredModel(path, card, state)
 
 
-def without_prefix(state: Mapping[Any, Any], prefix: str, where: Path) -> dict[str, Any]:
-    """Return the entries under their names without a prefix; raise a UserError if two entries have the same name then.
+def remove_prefix(state: Mapping[Any, Any], prefix: str, where: Path) -> dict[str, Any]:
+    """Return the entries with a prefix removed from their names; `where`, their file, is for error messages.
 
-    `where` is the file that they are from.
+    Raises:
+        UserError: two entries have the same name without the prefix.
     """
-    renamed = {str(name).removeprefix(prefix): value for name, value in state.items()}
-    if len(renamed) < len(state):
-        twice = next(name for name in state if f"{prefix}{name}" in state)
-        raise UserError(f"{where} has both {twice} and {prefix}{twice}: it is damaged, or two networks in one file")
+    renamed = {}
+    for name, value in state.items():
+        short = str(name).removeprefix(prefix)
+        if short in renamed:
+            raise UserError(f"{where} has both {short} and {prefix}{short}: it is damaged, or two networks in one file")
+        renamed[short] = value
     return renamed
 
 
@@ -246,37 +272,42 @@ def _read_training(path: Path, weights: Weights | None) -> StoredModel:
     contents = read_training_checkpoint(path)
     card = ModelCard.from_dict(contents[KEY], path)
     state = typed(dict[str, Tensor], contents.get("state_dict"), f"state_dict of {path}")
-    state = _network_state(state, path)
+    raw = _network_state(state, path)
     callbacks = typed(dict[str, object], contents.get("callbacks"), f"callbacks of {path}")
-    shadow = average(callbacks.get("EMA", {}), path)
+    shadow = read_average(callbacks.get("EMA", {}), path)
     if weights == "ema" and not shadow:
         raise UserError(f"{path} holds no EMA weights: its run had no EMA callback")
     if weights == "raw" or not shadow:
-        return StoredModel(path, replace(card, weights="raw"), state)
-    return StoredModel(path, replace(card, weights="ema"), state | shadow, frozenset(state.keys() - shadow.keys()))
+        return StoredModel(path, replace(card, weights="raw"), raw)
+    not_averaged = frozenset(raw.keys() - shadow.keys())
+    return StoredModel(path, replace(card, weights="ema"), raw | shadow, not_averaged)
 
 
 def _network_state(state: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
     """Return the weights `net.*` of a training checkpoint without this prefix.
 
-    A task stores `task.*` beside its network (`uvit_decay/tasks/own.py`), which is not read here.
+    Further weights of a task, `task.*` (`uvit_decay/tasks/own.py`), are not read.
 
     Raises:
         UserError: any other name.
     """
-    if other := [name for name in state if not name.startswith((NET, OWN))]:
-        raise UserError(f"{path} is damaged: state_dict has {other[0]}, which is neither net.* nor task.*")
-    return {name.removeprefix(NET): value for name, value in state.items() if name.startswith(NET)}
+    weights = {}
+    for name, value in state.items():
+        if name.startswith(NET):
+            weights[name.removeprefix(NET)] = value
+        elif not name.startswith(OWN):
+            raise UserError(f"{path} is damaged: state_dict has {name}, which is neither net.* nor task.*")
+    return weights
 
 
-def average(state: object, where: object) -> dict[str, Tensor]:
-    """Return the average in a state of the callback `EMA`, from the file `where`; it is empty if there was none."""
+def read_average(state: object, where: object) -> dict[str, Tensor]:
+    """Return the averaged weights in a state of the callback `EMA`, from the file `where`; empty without a callback."""
     state = typed(dict[str, object], state, f"EMA of {where}")
     return typed(dict[str, Tensor], state.get("shadow", {}), f"EMA weights of {where}")
 
 
 def read_training_checkpoint(path: Path, whole: bool = True) -> dict[str, Any]:
-    """Return the contents of a .ckpt of this project, compared with the checksums of its zip; see `TorchFile`."""
+    """Return the contents of a .ckpt of this project, checked against the checksums of its zip; see `TorchFile`."""
     with open_training_checkpoint(path) as file:
         contents = file.read(whole)
     check_ours(contents, path)
@@ -284,14 +315,14 @@ def read_training_checkpoint(path: Path, whole: bool = True) -> dict[str, Any]:
 
 
 def open_training_checkpoint(path: Path) -> TorchFile:
-    """Open a .ckpt, whose contents may still be of another program."""
+    """Open a .ckpt; its contents are not checked yet."""
     if path.suffix == ".safetensors":
-        raise UserError(f"{path} has weights but no optimizer: name a .ckpt of a run, such as checkpoints/last.ckpt")
+        raise UserError(f"{path} has weights but no optimizer: give a .ckpt of a run, such as checkpoints/last.ckpt")
     return TorchFile(path)
 
 
 def check_ours(contents: object, where: Path | str) -> None:
-    """Raise ThirdParty unless these are the contents of a .ckpt of this project."""
+    """Raise ThirdParty unless `contents` come from a .ckpt of this project."""
     if not isinstance(contents, dict) or KEY not in contents:
         raise ThirdParty(f"{where} was not written by this project, it looks like {looks_like(contents)}")
 

@@ -87,9 +87,10 @@ def rows(groups: Groups, rank: str = RANK) -> list[Row]:
     table = []
     labels: tuple[str, ...] = ()
     for labels, runs in groups.items():
+        results = [run.last for run in runs]
         cells = {}
         for key in COLUMNS:
-            cells[key] = Spread.of([run.last.get(key, math.nan) for run in runs])
+            cells[key] = Spread.of([result.get(key, math.nan) for result in results])
         cells |= _correlations(runs, rank)
         table.append(Row(labels, runs, cells))
     every_run = list_runs(groups)
@@ -156,18 +157,24 @@ def _has_values(table: Sequence[Row], key: str) -> bool:
 
 def markdown(options: Sequence[str], table: Sequence[Row]) -> str:
     """Return the table as Markdown, without the columns in which no run has a value."""
-    shown = [key for key in COLUMNS if _has_values(table, key)]
+    shown = []
     header = [*options, "runs"]
-    for key in shown:
-        header.append(title_of(key, table[-1].runs))
-    lines = [header, ["---"] * len(header)]
+    for key in COLUMNS:
+        if _has_values(table, key):
+            shown.append(key)
+            header.append(title_of(key, table[-1].runs))
+    lines = [_markdown_row(header), _markdown_row(["---"] * len(header))]
     for row in table:
-        line = [*row.labels, str(len(row.runs))]
+        cells = [*row.labels, str(len(row.runs))]
         for key in shown:
             _, decimals = COLUMNS[key]
-            line.append(row.cell(key).format(decimals))
-        lines.append(line)
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+            cells.append(row.cell(key).format(decimals))
+        lines.append(_markdown_row(cells))
+    return "\n".join(lines)
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def save_csv(path: Path, options: Sequence[str], table: Sequence[Row]) -> None:
@@ -215,26 +222,35 @@ METRIC_SETTINGS = {  # name in a run's protocol: word in the summary
 
 
 def describe_metrics(runs: Sequence[Run]) -> str:
-    """Return one line with the protocol of the metrics of samples; empty if no run has such metrics."""
-    protocols = [run.protocol for run in runs if run.generation]
-    if not protocols:
-        return ""
-    first = protocols[0]
-    for protocol in protocols:
-        if protocol != first:
+    """Return the protocol of the metrics of samples as one line; an empty text if no run has such metrics."""
+    common: dict[str, Any] | None = None
+    for run in runs:
+        if run.generation is None:
+            continue
+        if common is not None and run.protocol != common:
             return "in different ways"
-    return ", ".join(f"{word} {first[name]}" for name, word in METRIC_SETTINGS.items() if name in first)
+        common = run.protocol
+    if common is None:
+        return ""
+    settings = []
+    for name, word in METRIC_SETTINGS.items():
+        if name in common:
+            settings.append(f"{word} {common[name]}")
+    return ", ".join(settings)
 
 
 def save_curves(path: Path, by: str, groups: Groups, x: str, rank: str) -> None:
     """Draw rank and accuracies over training, and rank against best probe; without probes, the metrics of samples."""
     every_run = list_runs(groups)
     probed = any(run.probed for run in every_run)
-    histories = {}
+    histories: dict[str, list[Sequence[Mapping[str, float]]]] = {}
     evaluations: list[Mapping[str, float]] = []
     for (label,), runs in groups.items():
-        histories[label] = [run.evaluations for run in runs if run.probed == probed]
-        evaluations += chain.from_iterable(histories[label])
+        histories[label] = []
+        for run in runs:
+            if run.probed == probed:
+                histories[label].append(run.evaluations)
+                evaluations += run.evaluations
     against = {}
     if probed:
         r = pearson(evaluations, rank)
@@ -258,15 +274,24 @@ def save_final_values(path: Path, names: Sequence[str], groups: Groups, option: 
 
 def _panel_titles(runs: Sequence[Run], rank: str) -> dict[str, str]:
     """Return the values to draw and their titles: values of the probes or, without probes, metrics of samples."""
-    measured = set()
+    measured: set[str] = set()
+    has_mean_share = False
     for run in runs:
-        measured |= {name for name, value in run.last.items() if name != MEAN_SHARE or math.isfinite(value)}
+        measured.update(run.last)
+        if math.isfinite(run.last.get(MEAN_SHARE, math.nan)):
+            has_mean_share = True
+    titles = {}
     if not any(run.probed for run in runs):
-        return {name: title_of(name, runs) for name in collect_values() if name in measured}
-    shown = {rank: title_of(rank, runs), BEST: "best probe accuracy", KNN: "kNN accuracy"}
-    if MEAN_SHARE in measured:
-        shown[MEAN_SHARE] = "share of the mean"
-    return shown
+        for name in collect_values():
+            if name in measured:
+                titles[name] = title_of(name, runs)
+        return titles
+    titles[rank] = title_of(rank, runs)
+    titles[BEST] = "best probe accuracy"
+    titles[KNN] = "kNN accuracy"
+    if has_mean_share:
+        titles[MEAN_SHARE] = "share of the mean"
+    return titles
 
 
 SEED = "seed_everything"
@@ -299,16 +324,26 @@ def _compare_settings(runs: Sequence[Run], options: Sequence[str]) -> Iterator[s
 
 def _remark_evaluations(runs: Sequence[Run]) -> Iterator[str]:
     """Yield a line for each difference between the evaluations of the runs, and for collapsed features."""
-    probed = [run for run in runs if run.probed]
-    yield from _compare_values("the pool of the rank", {run: run.ranked for run in probed})
+    pools = {}
+    first_steps = {}
+    final_steps = {}
+    unprobed = []
+    collapsed = []
+    for run in runs:
+        if run.probed:
+            pools[run] = run.ranked
+        else:
+            unprobed.append(run)
+        if run.last.get(MEAN_SHARE, 0.0) > COLLAPSED:
+            collapsed.append(run)
+        first_steps[run] = int(run.evaluations[0]["step"])
+        final_steps[run] = run.last_step
+    yield from _compare_values("the pool of the rank", pools)
     # The first steps differ if a run was continued from a checkpoint whose history was missing.
-    first_steps = {run: int(run.evaluations[0]["step"]) for run in runs}
     yield from _compare_values("the step of the first evaluation", first_steps)
-    yield from _compare_values("the step of the last evaluation", {run: run.last_step for run in runs})
-    unprobed = [run for run in runs if not run.probed]
-    if probed and unprobed:
+    yield from _compare_values("the step of the last evaluation", final_steps)
+    if pools and unprobed:
         yield f"no {PROBES}, so no curves, in {_names(unprobed)}"
-    collapsed = [run for run in runs if run.last.get(MEAN_SHARE, 0.0) > COLLAPSED]
     if collapsed:
         what = f"of the tracked features more than {COLLAPSED} is their mean, which all images share"
         yield f"{what}: {_names(collapsed)}"
@@ -316,17 +351,27 @@ def _remark_evaluations(runs: Sequence[Run]) -> Iterator[str]:
 
 def _remark_generation(runs: Sequence[Run]) -> Iterator[str]:
     """Yield a line for each difference between the protocols and steps of the runs' metrics of samples."""
-    generated = [run for run in runs if run.generation]
+    protocols: dict[Run, dict[str, Any]] = {}
     names: set[str] = set()
-    for run in generated:
-        names.update(run.protocol)
+    early = []
+    others = []
+    for run in runs:
+        if run.generation is None:
+            others.append(run)
+            continue
+        protocol = run.protocol
+        protocols[run] = protocol
+        names.update(protocol)
+        if run.generation.step != run.last_step:
+            early.append(run)
     for name in sorted(names):
-        yield from _compare_values(f"the metrics' {name}", {run: run.protocol.get(name, "absent") for run in generated})
-    late = [run for run in generated if run.generation.step != run.last_step]
-    if late:
-        yield f"metrics of samples are not of the step of the last evaluation in {_names(late)}"
-    others = [run for run in runs if not run.generation]
-    if generated and others:
+        values = {}
+        for run, protocol in protocols.items():
+            values[run] = protocol.get(name, "absent")
+        yield from _compare_values(f"the metrics' {name}", values)
+    if early:
+        yield f"metrics of samples are not of the step of the last evaluation in {_names(early)}"
+    if protocols and others:
         yield f"no {GENERATION}, so no metrics of samples, in {_names(others)}"
 
 
@@ -337,7 +382,10 @@ def _find_duplicates(runs: Sequence[Run], options: Sequence[str]) -> Iterator[st
         named[option] = option
 
     def describe(run: Run) -> str:
-        return ", ".join(f"{word} {run.options.get(name)}" for word, name in named.items())
+        values = []
+        for word, name in named.items():
+            values.append(f"{word} {run.options.get(name)}")
+        return ", ".join(values)
 
     for what, same in group_runs(runs, describe).items():
         if len(same) > 1:
@@ -350,13 +398,17 @@ def _compare_values(what: str, values: Mapping[Run, Any]) -> Iterator[str]:
     for run, value in values.items():
         words[run] = value if isinstance(value, str) else json.dumps(value, default=str)
     groups = group_runs(values, words.__getitem__)
-    if len(groups) > 1:
-        different = [f"{value} in {_names(runs)}" for value, runs in groups.items()]
-        yield f"{what} differs: {'; '.join(different)}"
+    if len(groups) < 2:
+        return
+    different = []
+    for value, runs in groups.items():
+        different.append(f"{value} in {_names(runs)}")
+    yield f"{what} differs: {'; '.join(different)}"
 
 
 def _names(runs: Sequence[Run]) -> str:
     """Return the folders of at most three runs, or the number of runs."""
     if len(runs) > 3:
         return f"{len(runs)} runs"
-    return ", ".join(str(run.folder) for run in runs)
+    folders = [str(run.folder) for run in runs]
+    return ", ".join(folders)

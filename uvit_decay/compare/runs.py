@@ -12,10 +12,13 @@ from uvit_decay.history import GENERATION, METRICS, PROBES, Measurement, read, r
 from uvit_decay.runtime.errors import UserError, explained
 from uvit_decay.runtime.validation import flat, read_yaml
 
-BEST, ON_TEST, KNN = "best_accuracy", "best_on_test_accuracy", "tracked_knn"
-RANK, DIMENSIONS = "tracked_effective_rank", "tracked_dimensions"  # of features centred over samples: dimensions
+BEST = "best_accuracy"
+ON_TEST = "best_on_test_accuracy"
+KNN = "tracked_knn"
+RANK = "tracked_effective_rank"
+DIMENSIONS = "tracked_dimensions"  # rank of features that are centred over samples
 MEAN_SHARE = "tracked_mean_share"
-OF_CLASS_TOKENS = "_of_cls"  # the ending of ranks of class tokens; others are of pooled features
+OF_CLASS_TOKENS = "_of_cls"  # suffix of the ranks of class tokens; other ranks are of pooled features
 TOKENS = {"mean": "mean patch tokens", "all": "mean tokens", "cls": "class tokens"}  # by the pool of probes
 TOP1 = "val/top1"  # of classifiers
 MOST = 1e12  # beyond every measured value
@@ -103,7 +106,9 @@ class Run:
         """The settings that the metrics of samples depend on, flat; empty if there are no such metrics."""
         if self.generation is None:
             return {}
-        settings = {name: value for name, value in self.generation.metadata.items() if name not in OUTCOMES}
+        settings = dict(self.generation.metadata)
+        for name in OUTCOMES:
+            settings.pop(name, None)
         return dict(flat(settings))
 
 
@@ -138,14 +143,15 @@ def _make_point(measurement: Measurement) -> dict[str, float]:
 
 
 def _last_top1(path: Path) -> float | None:
-    """Return the last validation accuracy that was logged to metrics.csv."""
+    """Return the last validation accuracy that was logged to metrics.csv; None if there is none."""
+    top1 = None
     with explained(f"{path} is damaged", ValueError):
-        logged = [float(values[TOP1]) for _, values in read_rows(path) if TOP1 in values]
-    if not logged:
-        return None
-    if not 0 <= logged[-1] <= 1:
-        raise UserError(f"{path} is damaged: {TOP1} is {logged[-1]:g}")
-    return logged[-1]
+        for _, values in read_rows(path):
+            if TOP1 in values:
+                top1 = float(values[TOP1])
+    if top1 is not None and not 0 <= top1 <= 1:
+        raise UserError(f"{path} is damaged: {TOP1} is {top1:g}")
+    return top1
 
 
 def find_option(runs: Sequence[Run], name: str, flag: str = "--by") -> str:

@@ -117,7 +117,7 @@ class Rehearsal(Callback):
         try:
             if not find_missing_weights(callback, trainer.datamodule):
                 callback.setup(trainer, task, "fit")
-                callback.ready(trainer, task)
+                callback.prepare_evaluation(trainer, task)
             evaluations = callback.evaluations(trainer, task)
         except UserError as error:
             return Finding("error", name, str(error))

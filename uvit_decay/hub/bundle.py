@@ -47,7 +47,7 @@ def bundle(kind: type) -> CodeFile:
     for module in modules:
         title = module.replace(".", "/")
         listed.append(f"    {title}")
-        parts.append(f"# {'-' * 118}\n# {title}\n\n{without_imports(module)}")
+        parts.append(f"# {'-' * 118}\n# {title}\n\n{remove_imports(module)}")
     about = ABOUT.format(kind=kind.__name__, home=HOME, version=version(HOME), modules="\n".join(listed))
     return name_code(kind.__name__, "\n\n".join([about, *parts]))
 
@@ -78,7 +78,7 @@ def path_of(module: str) -> Path:
     return folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
 
 
-def without_imports(module: str) -> str:
+def remove_imports(module: str) -> str:
     """Return the text of a module without its imports of this package, of annotations and of optional packages."""
     text = path_of(module).read_text()
     lines = text.splitlines()

@@ -100,7 +100,7 @@ class DecayedDenoiser(ModelMixin, ConfigMixin):
             UserError: a field or a value that the network does not support.
         """
         model = self.model(device)
-        sampling = model.unguided(sampling_of(recommended)).changed(**changes)
+        sampling = model.unguided(build_sampling(recommended)).changed(**changes)
         model.check(sampling)
         return model.in_precision(sampling)
 
@@ -166,7 +166,7 @@ class SiTDenoiser(DecayedDenoiser):
     kind = SiT
 
 
-def sampling_of(values: Mapping[str, Any]) -> Sampling:
+def build_sampling(values: Mapping[str, Any]) -> Sampling:
     """Return the `Sampling` with these fields, given as `dataclasses.asdict` or JSON writes them."""
     sde = values.get("sde")
     interval = values.get("guidance_interval")

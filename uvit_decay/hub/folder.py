@@ -57,7 +57,7 @@ def export_folder(
     checkpoint = load(source, weights)
     checkpoint.check_denoiser()
     autoencoder = decoder(checkpoint.card.latents, vae, "cpu")
-    pipeline = pipeline_of(checkpoint, autoencoder)
+    pipeline = build_pipeline(checkpoint, autoencoder)
     disk_errors = explained(f"cannot write {target}", SafetensorError)  # safetensors' error for a full disk
     with claimed(target), refilling(target, INDEX, list_replaceable(target)) as folder, disk_errors:
         pipeline.save_pretrained(folder)
@@ -70,7 +70,7 @@ def export_folder(
     return _usage(target, checkpoint)
 
 
-def pipeline_of(checkpoint: Checkpoint, autoencoder: Autoencoder | None = None) -> DecayPipeline:
+def build_pipeline(checkpoint: Checkpoint, autoencoder: Autoencoder | None = None) -> DecayPipeline:
     """Return the pipeline of a loaded denoiser, which shares its network; `autoencoder` decodes its latents."""
     net = checkpoint.net
     card = checkpoint.card
@@ -86,7 +86,9 @@ def pipeline_of(checkpoint: Checkpoint, autoencoder: Autoencoder | None = None) 
         denoiser = KINDS[type(net)](net.config, path, card.prediction, latents)
     denoiser.net = net
     denoiser.eval()
-    labels = {str(number): _join_names(name) for number, name in enumerate(card.class_names)}
+    labels = {}
+    for number, name in enumerate(card.class_names):
+        labels[str(number)] = _join_names(name)
     return DecayPipeline(denoiser, vae, labels, asdict(card.sampling))
 
 

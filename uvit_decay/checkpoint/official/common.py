@@ -15,7 +15,7 @@ from torch import Tensor
 from uvit_decay.autoencoder import LatentSpace
 from uvit_decay.checkpoint.detect import PREFIX
 from uvit_decay.checkpoint.import_options import ImportOptions, PathName
-from uvit_decay.checkpoint.io import ModelCard, without_prefix
+from uvit_decay.checkpoint.io import ModelCard, remove_prefix
 from uvit_decay.diffusion.noise_path import GVP, VP, DDPMLinear, Linear, NoisePath, SDDiscrete
 from uvit_decay.diffusion.prediction import Prediction
 from uvit_decay.diffusion.sampling import Sampling
@@ -43,24 +43,26 @@ Net = TypeVar("Net", UViT, SiT, MAE, ViT)
 EPSILON = 4e-3  # tolerance for alphas: the precision of bfloat16
 
 
-def on_meta(kind: type[Net], **config: Any) -> Net:
+def build_on_meta(kind: type[Net], **config: Any) -> Net:
     """Return the network with these arguments on the meta device: names and shapes, which take no memory."""
     with torch.device("meta"):
         return kind(**config)
 
 
-def run_arguments(args: object) -> Mapping[str, Any]:
-    """Return the arguments that a training file records, a Namespace or a dict; empty if it records none."""
-    return vars(args) if isinstance(args, Namespace) else args if isinstance(args, Mapping) else {}
+def read_arguments(args: object) -> Mapping[str, Any]:
+    """Return the arguments that a training file records as a Namespace or a dict; an empty dict otherwise."""
+    if isinstance(args, Namespace):
+        return vars(args)
+    if isinstance(args, Mapping):
+        return args
+    return {}
 
 
-def recorded_alpha_min(
-    arguments: Mapping[str, Any], name: str, options: ImportOptions, where: Path
-) -> dict[str, float]:
-    """Return alpha_min, the argument `name` of a training run, as an option; empty if it is not recorded.
+def find_alpha_min(arguments: Mapping[str, Any], name: str, options: ImportOptions, where: Path) -> dict[str, float]:
+    """Return alpha_min, the argument `name` of a training run, as an option; an empty dict if it is not recorded.
 
     Raises:
-        UserError: the caller says otherwise.
+        UserError: the options have another alpha_min.
     """
     if arguments.get(name) is None:
         return {}
@@ -75,10 +77,22 @@ def recorded_alpha_min(
 
 @dataclass(frozen=True)
 class RecognisedModel:
-    """A recognised official file: network (on the meta device), weights, published size and settings of training.
+    """A recognised official file: its network, weights and settings of training.
 
-    An MAE or ViT has no noise path, prediction and sampling. `decayed` is whether the layout is that of the decay's
-    authors, which does not determine alpha_min; `weights` is the set that a bare file holds.
+    An MAE or ViT has no noise path, prediction and sampling.
+
+    Args:
+        net: the network, on the meta device.
+        state: its weights.
+        size: name of the published size; None for other sizes.
+        path: noise path.
+        prediction: quantity that the network predicts.
+        sampling: default sampling.
+        latents: latent space; None for a network of pixels.
+        decayed: whether the file has the layout of the decay's authors, which does not determine alpha_min.
+        weights: the set of weights in a file that does not name it.
+        notes: lines for the user.
+        class_names: names of the classes; None for numbers.
     """
 
     net: Network
@@ -87,20 +101,24 @@ class RecognisedModel:
     path: PathName | None = None
     prediction: Prediction | None = None
     sampling: Sampling | None = None
-    latents: LatentSpace | None = None  # None for a network of pixels
+    latents: LatentSpace | None = None
     decayed: bool = False
     weights: Weights = "ema"
-    notes: tuple[str, ...] = ()  # lines for the user
-    class_names: tuple[str, ...] | None = None  # None for numbers
+    notes: tuple[str, ...] = ()
+    class_names: tuple[str, ...] | None = None
 
     def card(self, origin: str, step: int = 0, weights: Weights | None = None) -> ModelCard:
         """Return the model card of the network, imported from the file `origin`."""
+        path = None
+        if self.path:
+            noise_path = PATHS[self.path]
+            path = Spec.of(type(noise_path), asdict(noise_path))
         return ModelCard(
             net=Spec.of(type(self.net), self.net.config),
-            path=self.path and Spec.of(type(PATHS[self.path]), asdict(PATHS[self.path])),
+            path=path,
             prediction=self.prediction,
             sampling=self.sampling,
-            class_names=self.class_names or tuple(str(label) for label in range(self.net.num_classes)),
+            class_names=self.class_names or tuple(map(str, range(self.net.num_classes))),
             data=IMPORTED + origin,
             step=step,
             latents=self.latents,
@@ -110,19 +128,22 @@ class RecognisedModel:
     def summary(self) -> str:
         """Return one line for the user to verify: size, prediction and path, and all arguments of the network."""
         config = self.net.config
-        size = f"{self.size or type(self.net).__name__.lower()}/{config['patch_size']}"
+        size = self.size or type(self.net).__name__.lower()
         count = sum(value.numel() for value in self.state.values())
-        kind = "latents" if self.latents else "pixels"
-        trained = f"{self.prediction} of {kind}, path {self.path}, " if self.path else ""
-        arguments = ", ".join(f"{name} {value}" for name, value in config.items())
-        return f"{size} ({config['heads']} heads, {count:,} parameters), {trained}{arguments}"
+        settings = []
+        if self.path:
+            kind = "latents" if self.latents else "pixels"
+            settings += [f"{self.prediction} of {kind}", f"path {self.path}"]
+        settings += [f"{name} {value}" for name, value in config.items()]
+        numbers = f"{config['heads']} heads, {count:,} parameters"
+        return f"{size}/{config['patch_size']} ({numbers}), {', '.join(settings)}"
 
 
 @dataclass(frozen=True)
 class StateDict:
-    """A state_dict that resembles those of `family`; `where`, the path of its file, is for error messages.
+    """A state_dict that looks like one of `family`; `where`, the path of its file, is for error messages.
 
-    Methods raise a UserError for entries, or options, that no network of the family has.
+    Its methods raise a UserError for entries or options that no network of the family has.
     """
 
     state: Mapping[str, Tensor]
@@ -131,8 +152,8 @@ class StateDict:
 
     @classmethod
     def of(cls, contents: Mapping[Any, Any], family: str, where: Path) -> StateDict:
-        """Build it from the entries of a file, with DataParallel's prefix removed from their names."""
-        loaded = cls(without_prefix(contents, PREFIX, where), family, where)
+        """Return the state_dict with the entries of a file, without DataParallel's prefix in their names."""
+        loaded = cls(remove_prefix(contents, PREFIX, where), family, where)
         for name, value in loaded.state.items():
             if not isinstance(value, Tensor):
                 raise loaded.error(f"its {name} is a {type(value).__name__}, not a tensor")
@@ -160,32 +181,46 @@ class StateDict:
         tokens = self.shape("pos_embed", 3)[1] - num_prefix_tokens
         side = math.isqrt(max(tokens, 0))
         if side < 1 or side**2 != tokens:
-            raise UserError(f"{self.where} has {tokens} positions for patches, which is no square image: not supported")
+            raise UserError(
+                f"{self.where} has {tokens} positions for patches, which do not make a square image: not supported"
+            )
         return {"image_size": side * patch_size, "patch_size": patch_size, "channels": channels, "dim": dim}
 
     def blocks(self, *lists: str) -> int:
         """Return the number of blocks in the longest of these module lists, from its highest index; at least 1.
 
-        Indices not below the number of all entries are ignored here: `fitting` reports such entries as unknown.
+        Indices that are not below the number of all entries are ignored: `weights_for` reports such entries as unknown.
         """
-        numbers = [name.split(".")[1] for name in self.state if name.split(".")[0] in lists and "." in name]
-        known = {str(number) for number in range(len(self.state))}
-        return 1 + max((int(number) for number in known.intersection(numbers)), default=0)
+        valid = {str(number): number for number in range(len(self.state))}
+        highest = 0
+        for name in self.state:
+            module, _, rest = name.partition(".")
+            if module in lists:
+                index = rest.partition(".")[0]
+                highest = max(highest, valid.get(index, 0))
+        return 1 + highest
 
     def size(
         self, config: Mapping[str, Any], heads: int | None, sizes: Mapping[str, Mapping[str, Any]]
     ) -> tuple[str | None, int]:
-        """Return the published size with these dimensions and `heads` (None if there is none), and the number of heads.
+        """Return the name of the published size with these dimensions (None if there is none) and the number of heads.
 
-        Without `heads` there must be a published size.
+        Args:
+            config: arguments of the network, without heads.
+            heads: number of heads that the caller gives; None takes the heads of the published size.
+            sizes: arguments of the published sizes, by name.
+
+        Raises:
+            UserError: heads are not given and there is no published size with these dimensions.
         """
         for name, size in sizes.items():
-            if {**config, "heads": size["heads"] if heads is None else heads}.items() >= size.items():
+            candidate = {**config, "heads": size["heads"] if heads is None else heads}
+            if candidate.items() >= size.items():
                 return name, size["heads"]
         if heads is None:
             raise UserError(
-                f"{self.where} has a width of {config['dim']} and a depth of {config['depth']}, which is no published "
-                "size: its weights do not determine the attention heads, give them with --heads"
+                f"{self.where} has a width of {config['dim']} and a depth of {config['depth']}, which is not a "
+                "published size: its weights do not determine the attention heads, give them with --heads"
             )
         return None, heads
 
@@ -194,8 +229,13 @@ class StateDict:
     ) -> tuple[int, bool]:
         """Return the number of real classes and whether there is a null label.
 
-        Without `num_classes`, the last row of `table` is taken for a null label: always, or if `null_labelled` is given
-        only when it contains the number of rows.
+        Args:
+            table: name of the table of label embeddings.
+            num_classes: the number that the caller gives; None determines it from the rows of the table.
+            null_labelled: numbers of rows whose last row is a null label; None: the last row is always one.
+
+        Raises:
+            UserError: the table does not fit `num_classes`.
         """
         if table not in self.state:
             if num_classes:
@@ -203,7 +243,8 @@ class StateDict:
             return 0, True
         rows, _ = self.shape(table, 2)
         if num_classes is None:
-            num_classes = rows - 1 if null_labelled is None or rows in null_labelled else rows
+            has_null_label = null_labelled is None or rows in null_labelled
+            num_classes = rows - 1 if has_null_label else rows
         if num_classes < 1 or num_classes not in (rows, rows - 1):
             raise UserError(
                 f"{self.where} has {rows} rows for labels: --num-classes is {rows} without a null label, "
@@ -211,28 +252,34 @@ class StateDict:
             )
         return num_classes, num_classes == rows - 1
 
-    def alpha_min(self, said: float | None, decayed: bool, usual: str) -> float:
-        """Return the caller's alpha_min, or 1; raise a UserError for a `decayed` layout without either it or alphas.
+    def alpha_min(self, given: float | None, decayed: bool, usual: str) -> float:
+        """Return the alpha_min that the caller gives, otherwise 1.
 
-        `usual` are the authors' values, for the message.
+        Args:
+            given: the caller's alpha_min.
+            decayed: whether the file has the layout of the decay's authors, which requires it.
+            usual: the authors' values, for the message.
+
+        Raises:
+            UserError: it is required, but neither given nor recorded in the file.
         """
-        if said is None and decayed and "alphas" not in self.state:
+        if given is None and decayed and "alphas" not in self.state:
             raise UserError(
                 f"{self.where} is a decayed {self.family}, whose weights do not determine alpha_min: give it with "
                 f"--alpha-min ({usual})"
             )
-        return 1.0 if said is None else said
+        return 1.0 if given is None else given
 
     def latents(self, channels: int, vae: str | None) -> LatentSpace | None:
-        """Return the latent space of a network of 4 channels (Stable Diffusion's in all official files), else None."""
+        """Return the latent space of a network of 4 channels, Stable Diffusion's; None for other networks."""
         if channels == STABLE_DIFFUSION.channels:
             return replace(STABLE_DIFFUSION, vae=vae or STABLE_DIFFUSION.vae)
         if vae is not None:
             raise UserError(f"{self.where} makes pixels of {channels} channels, not latents: leave out --vae")
         return None
 
-    def fitting(self, net: Network) -> dict[str, Tensor]:
-        """Return the weights for `net`, without alphas; recorded ones must be those of `net`."""
+    def weights_for(self, net: Network) -> dict[str, Tensor]:
+        """Return the weights without alphas; raise a UserError if the weights or recorded alphas do not fit `net`."""
         state = {name: value for name, value in self.state.items() if name != "alphas"}
         if problem := mismatch(net, state, f"official {self.family}"):
             raise self.error(problem)
@@ -242,7 +289,8 @@ class StateDict:
 
     def _check_alphas(self, net: Network) -> None:
         self.shape("alphas", 1)
-        ours, alphas = torch.tensor(net.shortcuts.alphas), self.state["alphas"]
+        ours = torch.tensor(net.shortcuts.alphas)
+        alphas = self.state["alphas"]
         if not alphas.is_floating_point():
             raise self.error(f"its alphas are of {alphas.dtype}")
         if alphas.shape != ours.shape or (alphas - ours).abs().max() > EPSILON:

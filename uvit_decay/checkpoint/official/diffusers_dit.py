@@ -1,10 +1,10 @@
 """DiT as a folder of diffusers, such as facebook/DiT-XL-2-256: its names and copies, its configuration and labels.
 
-The folder has model_index.json, transformer/config.json and its weights, and scheduler/scheduler_config.json.
-diffusers' DiTTransformer2DModel holds the tensors of the official network under other names: query, key and value
-apart, and the embeddings of time and label once for each block. It computes another function of them: its time has the
-frequencies 10000^(-i/127), the official one 10000^(-i/128), and one of its two norms an epsilon of 1e-5. The tensors
-were trained with the official one, which the import makes of them.
+The folder has model_index.json, transformer/config.json with its weights, and scheduler/scheduler_config.json.
+diffusers' DiTTransformer2DModel holds the tensors of the official network under other names: query, key and value are
+separate, and the embeddings of time and label are repeated in each block. Its function differs slightly: its time
+embedding has the frequencies 10000^(-i/127) instead of 10000^(-i/128), and one of its two norms has an epsilon of 1e-5.
+The tensors were trained with the official network, and are imported as such.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.validation import read_json, typed
 
 FILES = ("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.bin")
-CONFIG, INDEX, SCHEDULER = "config.json", "model_index.json", "scheduler_config.json"
-KNOWN: dict[str, tuple[object, ...]] = {  # values of transformer/config.json with the function of a DiT
+CONFIG = "config.json"
+INDEX = "model_index.json"
+SCHEDULER = "scheduler_config.json"
+KNOWN: dict[str, tuple[object, ...]] = {  # values in transformer/config.json of a DiT
     "_class_name": ("DiTTransformer2DModel", "Transformer2DModel"),
     "activation_fn": ("gelu-approximate",),
     "norm_type": ("ada_norm_zero",),
     "norm_elementwise_affine": (False,),
     "attention_bias": (True,),
 }
-SCHEDULE: dict[str, tuple[object, ...]] = {  # of the scheduler's configuration: the path DDPMLinear, prediction eps
+SCHEDULE: dict[str, tuple[object, ...]] = {  # values in the scheduler's configuration: DDPMLinear, prediction eps
     "num_train_timesteps": (1000,),
     "beta_start": (1e-4,),
     "beta_end": (0.02,),
@@ -41,7 +43,7 @@ SCHEDULE: dict[str, tuple[object, ...]] = {  # of the scheduler's configuration:
     "prediction_type": ("epsilon",),
     "rescale_betas_zero_snr": (False,),
 }
-NAMES = {  # (diffusers' name, official name) of the start of a name
+NAMES = {  # diffusers' prefix of a name: official prefix
     "pos_embed.proj.": "x_embedder.proj.",
     "proj_out_1.": "final_layer.adaLN_modulation.1.",
     "proj_out_2.": "final_layer.linear.",
@@ -52,29 +54,31 @@ IN_BLOCK = {
     "ff.net.0.proj.": "mlp.fc1.",
     "ff.net.2.": "mlp.fc2.",
 }
-EMBEDDERS = {  # of each block, equal in all of them
+EMBEDDERS = {  # repeated in each block, with equal values
     "norm1.emb.timestep_embedder.linear_1.": "t_embedder.mlp.0.",
     "norm1.emb.timestep_embedder.linear_2.": "t_embedder.mlp.2.",
     "norm1.emb.class_embedder.": "y_embedder.",
 }
 RANKS = {"weight": 2, "bias": 1}
-LARGEST = 256  # patches across, of positions that are computed; published are 16 and 32
-BLOCKS, POSITIONS = "transformer_blocks.", "pos_embed.pos_embed"
+LARGEST = 256  # most patches per side for which positions are computed; published networks have 16 and 32
+BLOCKS = "transformer_blocks."
+POSITIONS = "pos_embed.pos_embed"
 NOTE = "it is the official network: diffusers' own embeds times at slightly other frequencies, and makes other images"
 
 
 def weights_file(folder: Path) -> Path | None:
-    """Return the weights in a pipeline's folder, or in that of its transformer; None if it is not of diffusers.
+    """Return the weights file in the folder of a pipeline or of its transformer; None for other folders.
 
     Raises:
         UserError: there is a configuration, but no file of weights.
     """
-    homes = [home for home in (folder / "transformer", folder) if (home / CONFIG).is_file()]
-    for file in (home / name for home in homes for name in FILES):
-        if file.is_file():
-            return file
-    if homes:
-        raise UserError(f"{homes[0]} holds no {' or '.join(FILES)}: download all of it, in one file of weights")
+    configured = [home for home in (folder / "transformer", folder) if (home / CONFIG).is_file()]
+    for home in configured:
+        for name in FILES:
+            if (home / name).is_file():
+                return home / name
+    if configured:
+        raise UserError(f"{configured[0]} holds no {' or '.join(FILES)}: download all of it, with one file of weights")
     return None
 
 
@@ -85,7 +89,9 @@ def recognise(loaded: StateDict, options: ImportOptions) -> RecognisedModel:
         UserError: file, configurations or options do not fit.
     """
     config = _configuration(loaded.where.with_name(CONFIG), KNOWN)
-    pipeline = loaded.where.parents[1] if loaded.where.parent.name == "transformer" else loaded.where.parent
+    pipeline = loaded.where.parent
+    if pipeline.name == "transformer":
+        pipeline = pipeline.parent
     _configuration(pipeline / "scheduler" / SCHEDULER, SCHEDULE)
     index = _configuration(pipeline / INDEX, {"_class_name": ("DiTPipeline",)})
     if options.path not in (None, "ddpm-linear"):
@@ -93,20 +99,26 @@ def recognise(loaded: StateDict, options: ImportOptions) -> RecognisedModel:
     if options.heads is None and "num_attention_heads" in config:
         options = replace(options, heads=typed(int, config["num_attention_heads"], "num_attention_heads"))
     model = sit.recognise(_official(loaded, config), replace(options, path="ddpm-linear"))
+    notes = [NOTE]
     autoencoder = pipeline / "vae"
-    notes = (NOTE, f"its autoencoder stays where it is: --vae {autoencoder}") if autoencoder.is_dir() else (NOTE,)
-    return replace(model, class_names=_class_names(index, model.net.num_classes), notes=notes)
+    if autoencoder.is_dir():
+        notes.append(f"its autoencoder stays where it is: --vae {autoencoder}")
+    return replace(model, class_names=_class_names(index, model.net.num_classes), notes=tuple(notes))
 
 
 def _configuration(path: Path, known: Mapping[str, tuple[object, ...]]) -> dict[str, Any]:
-    """Return the values of a configuration, empty if there is none; values of a key of `known` must be among them."""
+    """Return the values of a configuration file; an empty dict if there is no such file.
+
+    Raises:
+        UserError: a value is not among the supported values `known`.
+    """
     if not path.is_file():
         return {}
     values = read_json(path, dict[str, object])
     for name, choices in known.items():
         if name in values and values[name] not in choices:
             listed = " or ".join(map(str, choices))
-            raise UserError(f"{path} has {name} {str(values[name])[:60]!r}: only {listed} is known here, as DiT's")
+            raise UserError(f"{path} has {name} {str(values[name])[:60]!r}: a DiT has {listed}")
     return values
 
 
@@ -126,9 +138,9 @@ def _official(loaded: StateDict, config: Mapping[str, Any]) -> StateDict:
     for name, value in loaded.state.items():
         if name.startswith(BLOCKS):
             number, _, rest = name.removeprefix(BLOCKS).partition(".")
-            state |= _of_block(loaded, number, rest, value)
+            state |= _convert_entry(loaded, number, rest, value)
         else:
-            state[_renamed(name, NAMES)] = value
+            state[_rename(name, NAMES)] = value
     if POSITIONS in state:
         state["pos_embed"] = state.pop(POSITIONS)
     else:
@@ -136,38 +148,48 @@ def _official(loaded: StateDict, config: Mapping[str, Any]) -> StateDict:
     return replace(loaded, state=state)
 
 
-def _renamed(name: str, starts: Mapping[str, str]) -> str:
-    for theirs, official in starts.items():
+def _rename(name: str, prefixes: Mapping[str, str]) -> str:
+    """Return a name with its prefix, diffusers' name, replaced by the official one."""
+    for theirs, official in prefixes.items():
         if name.startswith(theirs):
             return official + name.removeprefix(theirs)
     return name
 
 
-def _of_block(loaded: StateDict, number: str, rest: str, value: Tensor) -> dict[str, Tensor]:
-    """Return what becomes of one entry of a block: the query stands for key and value, too."""
+def _convert_entry(loaded: StateDict, number: str, rest: str, value: Tensor) -> dict[str, Tensor]:
+    """Return the official entry for one entry of a block; none for key and value, which are joined with the query.
+
+    Args:
+        loaded: the whole file.
+        number: number of the block.
+        rest: name of the entry within the block.
+        value: its tensor.
+    """
     if rest.startswith(tuple(EMBEDDERS)):
         first = loaded.state.get(f"{BLOCKS}0.{rest}")
         if first is None or first.shape != value.shape or not torch.equal(first, value):
             raise loaded.error(f"its block {number} has another {rest} than its first: a DiT has one for all")
-        return {_renamed(rest, EMBEDDERS): first}
+        return {_rename(rest, EMBEDDERS): first}
     kind, _, end = rest.rpartition(".")
     if end in RANKS and kind in ("attn1.to_k", "attn1.to_v"):
         return {}
     if end in RANKS and kind == "attn1.to_q":
-        parts = [f"{BLOCKS}{number}.attn1.to_{part}.{end}" for part in "qkv"]
-        for part in parts:
-            if loaded.shape(part, RANKS[end]) != value.shape:
-                raise loaded.error(f"its {part} has another shape than the query's")
-        return {f"blocks.{number}.attn.qkv.{end}": torch.cat([loaded.state[part] for part in parts])}
-    return {f"blocks.{number}.{_renamed(rest, IN_BLOCK)}": value}
+        parts = []
+        for letter in "qkv":
+            name = f"{BLOCKS}{number}.attn1.to_{letter}.{end}"
+            if loaded.shape(name, RANKS[end]) != value.shape:
+                raise loaded.error(f"its {name} has another shape than the query")
+            parts.append(loaded.state[name])
+        return {f"blocks.{number}.attn.qkv.{end}": torch.cat(parts)}
+    return {f"blocks.{number}.{_rename(rest, IN_BLOCK)}": value}
 
 
 def _positions(loaded: StateDict, config: Mapping[str, Any]) -> Tensor:
-    """Return the fixed positions, which newer files leave out, for the configured size."""
+    """Return the fixed positions for the configured size; newer files leave them out."""
     if "sample_size" not in config:
-        raise UserError(f"{loaded.where} holds no positions, and no {CONFIG} beside it says the size of its images")
+        raise UserError(f"{loaded.where} holds no positions, and no {CONFIG} beside it has a sample_size")
     dim, _, patch, _ = loaded.shape("pos_embed.proj.weight", 4)
     size = typed(int, config["sample_size"], "sample_size")
     if size % patch or not 0 < size // patch <= LARGEST:
-        raise UserError(f"{loaded.where} has patches of {patch}, its {CONFIG} says sample_size {size}")
+        raise UserError(f"{loaded.where} has patches of {patch}, its {CONFIG} has sample_size {size}")
     return sincos_positions(size // patch, dim)[None]

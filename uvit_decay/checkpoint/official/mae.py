@@ -1,4 +1,4 @@
-"""Official MAE files (He et al., CVPR 2022; github.com/facebookresearch/mae) and those of the decay's authors.
+"""Official MAE files (He et al., CVPR 2022; github.com/facebookresearch/mae) and files of the decay's authors.
 
 A file is a dict of `model` and, from training, of `optimizer`, `epoch`, `scaler` and `args`; timm's vision transformers
 are bare state_dicts of the same names. With a decoder it is an `MAE`: the released `full` and `visualize` files, which
@@ -22,9 +22,9 @@ from uvit_decay.checkpoint.official.common import (
     ImportOptions,
     RecognisedModel,
     StateDict,
-    on_meta,
-    recorded_alpha_min,
-    run_arguments,
+    build_on_meta,
+    find_alpha_min,
+    read_arguments,
 )
 from uvit_decay.nn.mae import MAE
 from uvit_decay.nn.sizes import VIT_SIZES
@@ -32,20 +32,26 @@ from uvit_decay.nn.vit import ViT
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.validation import typed
 
-ENTRY = "model"  # of the dict around a state_dict
-DECAY, NORMALISED = "min_decay", "norm_pix_loss"  # arguments of a training run: alpha_min of the authors, norm_pix
-UNNORMALISED = "mae_visualize"  # beginning of the names of released files that predict plain pixels
-DECODER_HEADS = {512: 16}  # published: of the only width of a decoder
+ENTRY = "model"  # key of the state_dict in a file
+DECAY = "min_decay"  # name of alpha_min among the authors' arguments
+NORMALISED = "norm_pix_loss"  # name of norm_pix among the arguments
+UNNORMALISED = "mae_visualize"  # prefix of the names of released files that predict plain pixels
+DECODER_HEADS = {512: 16}  # heads of the decoder by its width; only this width is published
 LICENCE = "MAE's released weights and what is made from them are under CC-BY-NC 4.0: not for commercial use"
 
 
-def opened(contents: Any, options: ImportOptions, where: Path) -> tuple[Any, ImportOptions]:
-    """Return the state_dict of an MAE's file and the options completed by its arguments; others are unchanged."""
-    kind = looks_like(contents.get(ENTRY)) if isinstance(contents, Mapping) else None
+def extract_state(contents: Any, options: ImportOptions, where: Path) -> tuple[Any, ImportOptions]:
+    """Return the state_dict of an MAE's file, and the options completed by the arguments of its training run.
+
+    Contents and options of other files are returned unchanged.
+    """
+    if not isinstance(contents, Mapping):
+        return contents, options
+    kind = looks_like(contents.get(ENTRY))
     if kind not in (MAE_FILE, VIT_FILE):
         return contents, options
-    arguments = run_arguments(contents.get("args"))
-    values: dict[str, Any] = {**recorded_alpha_min(arguments, DECAY, options, where)}
+    arguments = read_arguments(contents.get("args"))
+    values: dict[str, Any] = {**find_alpha_min(arguments, DECAY, options, where)}
     if kind == MAE_FILE and options.norm_pix is None and arguments.get(NORMALISED) is not None:
         values["norm_pix"] = typed(bool, arguments[NORMALISED], f"{where}: {NORMALISED}")
     return contents[ENTRY], replace(options, **values)
@@ -53,92 +59,120 @@ def opened(contents: Any, options: ImportOptions, where: Path) -> tuple[Any, Imp
 
 def recognise(loaded: StateDict, options: ImportOptions) -> RecognisedModel:
     """Return the MAE of a file with a decoder; raise a UserError if file or options do not fit."""
-    config = _encoder(loaded, options) | _decoder(loaded, options)
-    norm_pix = not loaded.where.name.startswith(UNNORMALISED) if options.norm_pix is None else options.norm_pix
-    found = _found(MAE, config | {"norm_pix": norm_pix}, loaded, options)
-    loaded, unread = without_unread(loaded, found.net)
-    notes = (f"left out {unread}, which no block of its decoder reads",) if unread else ()
-    return replace(found, state=loaded.fitting(found.net), notes=(*notes, LICENCE))
+    norm_pix = options.norm_pix
+    if norm_pix is None:
+        norm_pix = not loaded.where.name.startswith(UNNORMALISED)
+    config = _encoder(loaded, options) | _decoder(loaded, options) | {"norm_pix": norm_pix}
+    model = _build(MAE, config, loaded, options)
+    loaded, unread = remove_unread(loaded, model.net)
+    notes = [LICENCE]
+    if unread:
+        notes.insert(0, f"left out {unread}, which no block of its decoder reads")
+    return replace(model, state=loaded.weights_for(model.net), notes=tuple(notes))
 
 
 def recognise_encoder(loaded: StateDict, options: ImportOptions) -> RecognisedModel:
     """Return the ViT of a file without a decoder; raise a UserError if file or options do not fit."""
-    found = _found(ViT, _encoder(loaded, options) | _head(loaded, options.num_classes), loaded, options)
-    return replace(found, state=loaded.fitting(found.net))
+    config = _encoder(loaded, options) | _head(loaded, options.num_classes)
+    model = _build(ViT, config, loaded, options)
+    return replace(model, state=loaded.weights_for(model.net))
 
 
-def _found(
+def _build(
     kind: type[MAE] | type[ViT], config: dict[str, Any], loaded: StateDict, options: ImportOptions
 ) -> RecognisedModel:
-    """Return the network with these arguments, its heads and alpha_min, without weights yet."""
+    """Return the network with these arguments, its heads and alpha_min; without weights."""
     sizes = {f"{kind.__name__.lower()}-{name}": size for name, size in VIT_SIZES.items()}
     size, heads = loaded.size(config, options.heads, sizes)
-    decayed = not config["norm"] or config.get("wiring") == "decayed"  # the authors' have no last norm
+    decayed = not config["norm"] or config.get("wiring") == "decayed"  # the authors' networks have no last norm
     alpha_min = loaded.alpha_min(options.alpha_min, decayed, "the paper has 0.6, its code 0.7")
-    net = on_meta(kind, **config, heads=heads, alpha_min=alpha_min)
+    net = build_on_meta(kind, **config, heads=heads, alpha_min=alpha_min)
     return RecognisedModel(net, {}, size, decayed=decayed, weights="raw", notes=(LICENCE,))
 
 
 def _encoder(loaded: StateDict, options: ImportOptions) -> dict[str, Any]:
     """Return the arguments of an encoder that names and shapes determine."""
     image = loaded.image_layout("patch_embed.proj", num_prefix_tokens=1)
+    usual_pixels = "imagenet" if image["channels"] == 3 else "unit"
     return image | {
         "depth": loaded.blocks("blocks"),
         "mlp_ratio": loaded.shape("blocks.0.mlp.fc1.weight", 2)[0] / image["dim"],
         "norm": "norm.weight" in loaded.state,
-        "pixels": options.pixels or ("imagenet" if image["channels"] == 3 else "unit"),
+        "pixels": options.pixels or usual_pixels,
     }
 
 
 def _decoder(loaded: StateDict, options: ImportOptions) -> dict[str, Any]:
     """Return the arguments of the decoder, whose heads are published for one width only."""
     dim = loaded.shape("decoder_embed.weight", 2)[0]
-    heads = DECODER_HEADS.get(dim) if options.decoder_heads is None else options.decoder_heads
+    heads = options.decoder_heads
+    if heads is None:
+        heads = DECODER_HEADS.get(dim)
     if heads is None:
         raise UserError(
             f"{loaded.where} has a decoder of width {dim}, which is not published: its weights do not determine the "
             "attention heads, give them with --decoder-heads"
         )
     skips = any(name.startswith("skip.") for name in loaded.state)
+    wiring = "decayed"
+    if "norm.weight" in loaded.state and not skips:
+        wiring = "official"
     return {
         "decoder_dim": dim,
         "decoder_depth": loaded.blocks("decoder_blocks"),
         "decoder_heads": heads,
-        "wiring": "official" if "norm.weight" in loaded.state and not skips else "decayed",
+        "wiring": wiring,
         "skips": skips,
         "decoder_input": "latent" if "mask_token" in loaded.state else "positions",
     }
 
 
 def _head(loaded: StateDict, num_classes: int | None) -> dict[str, Any]:
-    """Return the arguments of the classifier, of no classes for an encoder alone."""
-    probe = "head.1.weight" in loaded.state
+    """Return the arguments of the classifier; it has 0 classes for an encoder alone."""
+    probe = "head.1.weight" in loaded.state  # of a linear probe, after a batch norm
     name = "head.1.weight" if probe else "head.weight"
-    rows = loaded.shape(name, 2)[0] if name in loaded.state else 0
+    rows = 0
+    if name in loaded.state:
+        rows, _ = loaded.shape(name, 2)
     if num_classes not in (None, rows):
         has = f"a head of {rows} classes" if rows else "no classifier"
         raise UserError(f"{loaded.where} has {has}, not one of {num_classes}: leave out --num-classes")
     classifier: dict[str, Any] = {"num_classes": rows, "batch_norm": probe}
-    return classifier | ({"pool": "mean", "norm": True} if "fc_norm.weight" in loaded.state else {"pool": "cls"})
+    if "fc_norm.weight" in loaded.state:
+        return classifier | {"pool": "mean", "norm": True}
+    return classifier | {"pool": "cls"}
 
 
-def without_unread(loaded: StateDict, net: MAE) -> tuple[StateDict, str]:
-    """Remove the SkipLayers that no decoder block reads, which the authors' code builds; name those that were removed.
+def remove_unread(loaded: StateDict, net: MAE) -> tuple[StateDict, str]:
+    """Remove the SkipLayers that no decoder block reads; return the rest and the names of the removed layers.
 
-    It builds one for every second block of the encoder, ours one for every block of the decoder that reads one.
+    The authors' code builds a SkipLayer for every second block of the encoder, ours one for every block of the decoder
+    that reads one.
     """
-    unread = [f"skip.{j}" for j in range(len(net.skip), net.config["depth"] // 2)]
-    unread = [layer for layer in unread if f"{layer}.mask_token" in loaded.state]
-    names = tuple(f"{layer}." for layer in unread)
-    kept = {name: value for name, value in loaded.state.items() if not (names and name.startswith(names))}
+    unread = []
+    kept = dict(loaded.state)
+    for layer in _unread_layers(net):
+        if f"{layer}.mask_token" not in loaded.state:
+            continue
+        unread.append(layer)
+        for name in loaded.state:
+            if name.startswith(f"{layer}."):
+                del kept[name]
     return replace(loaded, state=kept), ", ".join(unread)
 
 
 def unread_skips(net: MAE, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return zero weights of the SkipLayers that the authors' code builds and nothing reads, for its strict loader."""
-    return {
-        f"skip.{j}.{name.removeprefix('skip.0.')}": torch.zeros_like(value)
-        for j in range(len(net.skip), net.config["depth"] // 2 if len(net.skip) else 0)
-        for name, value in state.items()
-        if name.startswith("skip.0.")
-    }
+    """Return zero weights for the SkipLayers that the authors' code builds and no block reads; its loader is strict."""
+    if not len(net.skip):
+        return {}
+    zeros = {}
+    for layer in _unread_layers(net):
+        for name, value in state.items():
+            if name.startswith("skip.0."):
+                zeros[f"{layer}.{name.removeprefix('skip.0.')}"] = torch.zeros_like(value)
+    return zeros
+
+
+def _unread_layers(net: MAE) -> list[str]:
+    """Return the names of the SkipLayers that the authors' code builds, but `net` does not have."""
+    return [f"skip.{j}" for j in range(len(net.skip), net.config["depth"] // 2)]

@@ -1,10 +1,13 @@
-"""Official SiT files (Ma et al., ECCV 2024; github.com/willisma/SiT) and those of the decay's authors.
+"""Official SiT files (Ma et al., ECCV 2024; github.com/willisma/SiT) and files of the decay's authors.
 
-A released file is a bare state_dict; training writes a dict of `model`, `ema`, `opt` and `args`. Names are those of
-`SiT`, except for the buffer `alphas`. The authors' files have encoder and decoder blocks, and record alpha_min only in
-the arguments of a training run. A head with learn_sigma is converted to a plain one, which computes the same function.
-DiT has the same names, but other times and another prediction; it is what the caller, the name of the file or the run
-that wrote it says. The second half of its head, a learned variance, is kept. SiT's second half is never trained, 0.
+A released file is a bare state_dict; training writes a dict of `model`, `ema`, `opt` and `args`. The names of weights
+are the same as in `SiT`, except for the buffer `alphas`. The authors' files have encoder and decoder blocks, and record
+alpha_min only in the arguments of a training run. A head with learn_sigma is converted to a plain head, which computes
+the same function.
+
+DiT has the same names, but other times and another prediction. A file is read as a DiT if the caller, the file name or
+the recorded arguments say so. The second half of its head, a learned variance, is kept; in a SiT the second half is
+never trained and is 0.
 """
 
 from __future__ import annotations
@@ -23,9 +26,9 @@ from uvit_decay.checkpoint.official.common import (
     ImportOptions,
     RecognisedModel,
     StateDict,
-    on_meta,
-    recorded_alpha_min,
-    run_arguments,
+    build_on_meta,
+    find_alpha_min,
+    read_arguments,
 )
 from uvit_decay.diffusion.protocols import protocol_sampling
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
@@ -41,7 +44,7 @@ ARGUMENTS: dict[str, tuple[str, dict[str, str]]] = {  # argument of a training r
 }
 DECAY = "min_sigma"  # name of alpha_min among the authors' arguments
 SAMPLING = Sampling("sit-sde", 250, clip=False)  # SiT's default; the decay paper does not specify it
-DIT = "dit"  # names of its files and models begin with it, in any case
+DIT = "dit"  # prefix of the names of its files and models, in upper or lower case
 TRAINED = (
     "warning: the half of its head that a SiT does not use is not 0, so it was trained: if this is a DiT, import it "
     "with --path ddpm-linear"
@@ -49,86 +52,103 @@ TRAINED = (
 HEAD = ("final_layer.linear.weight", "final_layer.linear.bias")
 
 
-def opened(contents: Any, weights: Weights, options: ImportOptions, where: Path) -> tuple[Any, ImportOptions, int]:
+def extract_state(
+    contents: Any, weights: Weights, options: ImportOptions, where: Path
+) -> tuple[Any, ImportOptions, int]:
     """Return one state_dict of a training file, the options completed by its arguments, and its step.
 
-    Contents of other files are returned unchanged, with the step 0.
+    Contents and options of other files are returned unchanged, with the step 0.
     """
-    if not isinstance(contents, Mapping) or SIT not in {looks_like(contents.get(name)) for name in ENTRIES.values()}:
+    if not isinstance(contents, Mapping):
+        return contents, options, 0
+    if not any(looks_like(contents.get(name)) == SIT for name in ENTRIES.values()):
         return contents, options, 0
     name = ENTRIES[weights]
     if name not in contents:
-        other = next(kind for kind in ENTRIES if kind != weights)
+        other = "raw" if weights == "ema" else "ema"
         raise UserError(f"{where} has no entry {name!r}, the {weights} weights: give --weights {other}")
-    step = int(where.stem) if where.stem.isdecimal() else 0
-    return contents[name], _completed(options, contents.get("args"), where), step
+    step = int(where.stem) if where.stem.isdecimal() else 0  # training names its files by the step
+    return contents[name], _complete(options, contents.get("args"), where), step
 
 
-def _completed(options: ImportOptions, args: Any, where: Path) -> ImportOptions:
-    """Return the options with missing values filled in from the arguments of the training run; none may contradict."""
-    arguments = run_arguments(args)
+def _complete(options: ImportOptions, args: Any, where: Path) -> ImportOptions:
+    """Return the options with missing values filled in from the arguments of the training run.
+
+    Raises:
+        UserError: an argument contradicts the options, or has an unknown value.
+    """
+    arguments = read_arguments(args)
     values: dict[str, Any] = {}
     for name, (option, known) in ARGUMENTS.items():
         if name not in arguments or getattr(options, option) is not None:
             continue
         value = str(arguments[name])
         if value not in known:
-            raise UserError(f"{where} was trained with {name} {value}, which is not known here: give --{option}")
+            raise UserError(f"{where} was trained with {name} {value}, which is not supported: give --{option}")
         values[option] = known[value]
     if str(arguments.get("model")).lower().startswith(DIT) and options.path is None:
         values["path"] = "ddpm-linear"
-    values |= recorded_alpha_min(arguments, DECAY, options, where)
+    values |= find_alpha_min(arguments, DECAY, options, where)
     return replace(options, **values)
 
 
 def recognise(loaded: StateDict, options: ImportOptions) -> RecognisedModel:
     """Return the network of a file that resembles a SiT's; raise a UserError if file or options do not fit."""
-    path = options.path or ("ddpm-linear" if loaded.where.name.lower().startswith(DIT) else "linear")
+    usual_path = "ddpm-linear" if loaded.where.name.lower().startswith(DIT) else "linear"
+    path = options.path or usual_path
+    is_dit = path == "ddpm-linear"
     config = _config(loaded)
     decayed = config["wiring"] == "decayed"
-    size, heads = loaded.size(config, options.heads, SIT_SIZES)
-    num_classes, null_label = loaded.labels("y_embedder.embedding_table.weight", options.num_classes)
-    alpha_min = loaded.alpha_min(options.alpha_min, decayed, "its authors' default is 0.8")
-    rest = dict(num_classes=num_classes, null_label=null_label, alpha_min=alpha_min)
+    size, config["heads"] = loaded.size(config, options.heads, SIT_SIZES)
+    table = "y_embedder.embedding_table.weight"
+    config["num_classes"], config["null_label"] = loaded.labels(table, options.num_classes)
+    config["alpha_min"] = loaded.alpha_min(options.alpha_min, decayed, "its authors' default is 0.8")
     latents = loaded.latents(config["channels"], options.vae)
-    (plain, unused), of_dit = without_sigma(loaded), {}
-    doubtful = options.path is None and path == "linear" and any(value.any() for value in unused)
-    if path == "ddpm-linear":
-        variance = bool(unused)
-        plain, of_dit = loaded, dict(time="dit", learn_sigma=variance, learned_variance=variance)
-    net = on_meta(SiT, **config, heads=heads, **rest, **of_dit)
-    prediction = options.prediction or ("eps" if of_dit else "velocity")
+    plain, unused = remove_sigma(loaded)
+    notes = ()
+    if is_dit:
+        plain = loaded
+        config |= {"time": "dit", "learn_sigma": bool(unused), "learned_variance": bool(unused)}
+    elif options.path is None and any(value.any() for value in unused):
+        notes = (TRAINED,)
+    net = build_on_meta(SiT, **config)
+    prediction = options.prediction or ("eps" if is_dit else "velocity")
     model = DiffusionModel.from_net(net, PATHS[path], prediction, torch.device("meta"))
-    notes = (TRAINED,) if doubtful else ()
-    sampling = Sampling("ddpm", 250, clip=False) if of_dit else SAMPLING
     if model.learned_variance:
         sampling = protocol_sampling("dit", model)
-    return RecognisedModel(net, plain.fitting(net), size, path, prediction, sampling, latents, decayed, notes=notes)
+    elif is_dit:
+        sampling = Sampling("ddpm", 250, clip=False)
+    else:
+        sampling = SAMPLING
+    return RecognisedModel(net, plain.weights_for(net), size, path, prediction, sampling, latents, decayed, notes=notes)
 
 
 def _config(loaded: StateDict) -> dict[str, Any]:
     """Return the arguments of `SiT` that names and shapes determine."""
     image = loaded.image_layout("x_embedder.proj", num_prefix_tokens=0)
     decayed = any(name.startswith(("enc_blocks.", "dec_blocks.")) for name in loaded.state)
-    first = "enc_blocks" if decayed else "blocks"
-    config = image | {
-        "depth": 2 * loaded.blocks("enc_blocks", "dec_blocks") if decayed else loaded.blocks("blocks"),
-        "mlp_ratio": loaded.shape(f"{first}.0.mlp.fc1.weight", 2)[0] / image["dim"],
-        "wiring": "decayed" if decayed else "official",
-    }
+    if decayed:
+        first, wiring = "enc_blocks", "decayed"
+        depth = 2 * loaded.blocks("enc_blocks", "dec_blocks")
+    else:
+        first, wiring = "blocks", "official"
+        depth = loaded.blocks("blocks")
+    mlp_ratio = loaded.shape(f"{first}.0.mlp.fc1.weight", 2)[0] / image["dim"]
+    config = image | {"depth": depth, "mlp_ratio": mlp_ratio, "wiring": wiring}
     if decayed and loaded.shape("dec_blocks.0.skip.weight", 2)[1] == 2 * image["dim"]:
         config["skip"] = "concat"
     return config
 
 
-def without_sigma(loaded: StateDict) -> tuple[StateDict, list[Tensor]]:
-    """Remove the half of the head that a SiT with learn_sigma does not use, and return the rest and that half, if any.
+def remove_sigma(loaded: StateDict) -> tuple[StateDict, list[Tensor]]:
+    """Remove the half of the head that a SiT with learn_sigma does not use; return the rest and the removed tensors.
 
     The head's rows are ordered (p, p, 2c) for patches of size p with c channels. The first c channels are kept, so that
-    the function stays the same; the tensors are shared.
+    the function stays the same. The tensors share memory with the given ones.
     """
     _, channels, patch, _ = loaded.shape("x_embedder.proj.weight", 4)
-    rows, plain = loaded.shape(HEAD[0], 2)[0], patch * patch * channels
+    rows = loaded.shape(HEAD[0], 2)[0]
+    plain = patch * patch * channels
     if rows not in (plain, 2 * plain):
         needed = f"a patch of {patch}x{patch}x{channels} needs {plain} or {2 * plain}"
         raise loaded.error(f"the head has {rows} rows, {needed}")
@@ -136,6 +156,10 @@ def without_sigma(loaded: StateDict) -> tuple[StateDict, list[Tensor]]:
         raise loaded.error("the weight and the bias of its final_layer.linear differ in rows")
     if rows == plain:
         return loaded, []
-    halves = {name: loaded.state[name].unflatten(0, (-1, 2 * channels)).split(channels, dim=1) for name in HEAD}
-    kept = {name: first.flatten(0, 1) for name, (first, _) in halves.items()}
-    return replace(loaded, state={**loaded.state, **kept}), [second for _, second in halves.values()]
+    state = dict(loaded.state)
+    removed = []
+    for name in HEAD:
+        first, second = loaded.state[name].unflatten(0, (-1, 2 * channels)).split(channels, dim=1)
+        state[name] = first.flatten(0, 1)
+        removed.append(second)
+    return replace(loaded, state=state), removed

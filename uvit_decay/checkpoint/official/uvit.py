@@ -1,7 +1,7 @@
 """Official U-ViT files (Bao et al., CVPR 2023; github.com/baofff/U-ViT): recognition and settings.
 
-A decayed U-ViT has the same names and shapes, so no file determines alpha_min. Names are those of `UViT`, except for
-the buffer `alphas`.
+A decayed U-ViT has the same names and shapes, so no file determines alpha_min. The names of weights are the same as in
+`UViT`, except for the buffer `alphas`.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from uvit_decay.checkpoint.official.common import PATHS, ImportOptions, RecognisedModel, StateDict, on_meta
+from uvit_decay.checkpoint.official.common import PATHS, ImportOptions, RecognisedModel, StateDict, build_on_meta
 from uvit_decay.diffusion.protocols import SAMPLING_PROTOCOLS
 from uvit_decay.diffusion.sampling import DiffusionModel
 from uvit_decay.nn.sizes import UVIT_SIZES
 from uvit_decay.nn.uvit import UViT
 from uvit_decay.runtime.errors import UserError
 
-NULL_LABELLED = (1001, 101, 11)  # rows of label tables with a null label: ImageNet, a tenth of it, CIFAR-10
+NULL_LABELLED = (1001, 101, 11)  # rows of label tables with a null label: ImageNet, ImageNet-100, CIFAR-10
 
 
 def recognise(loaded: StateDict, options: ImportOptions) -> RecognisedModel:
@@ -25,23 +25,25 @@ def recognise(loaded: StateDict, options: ImportOptions) -> RecognisedModel:
     if options.path == "ddpm-linear":
         raise UserError(f"{loaded.where} is a U-ViT, ddpm-linear is the path of a DiT: give another --path")
     config = _config(loaded)
-    size, heads = loaded.size(config, options.heads, UVIT_SIZES)
-    num_classes, null_label = loaded.labels("label_emb.weight", options.num_classes, NULL_LABELLED)
-    path = options.path or ("sd-discrete" if size == "uvit-h" else "vp")
-    alpha_min = 1.0 if options.alpha_min is None else options.alpha_min
-    time_scale = 1000.0 if path == "sd-discrete" else 999.0
-    rest = dict(num_classes=num_classes, null_label=null_label, alpha_min=alpha_min, time_scale=time_scale)
+    size, config["heads"] = loaded.size(config, options.heads, UVIT_SIZES)
+    table = "label_emb.weight"
+    config["num_classes"], config["null_label"] = loaded.labels(table, options.num_classes, NULL_LABELLED)
+    config["alpha_min"] = 1.0 if options.alpha_min is None else options.alpha_min
+    usual_path = "sd-discrete" if size == "uvit-h" else "vp"
+    path = options.path or usual_path
+    config["time_scale"] = 1000.0 if path == "sd-discrete" else 999.0
     latents = loaded.latents(config["channels"], options.vae)
-    net = on_meta(UViT, **config, heads=heads, **rest)
+    net = build_on_meta(UViT, **config)
     prediction = options.prediction or "eps"
     model = DiffusionModel.from_net(net, PATHS[path], prediction, torch.device("meta"))
     sampling = model.unguided(SAMPLING_PROTOCOLS["uvit"].sampling(model))
-    return RecognisedModel(net, loaded.fitting(net), size, path, prediction, sampling, latents)
+    return RecognisedModel(net, loaded.weights_for(net), size, path, prediction, sampling, latents)
 
 
 def _config(loaded: StateDict) -> dict[str, Any]:
     """Return the arguments of `UViT` that names and shapes determine."""
-    image = loaded.image_layout("patch_embed.proj", num_prefix_tokens=2 if "label_emb.weight" in loaded.state else 1)
+    prefix_tokens = 2 if "label_emb.weight" in loaded.state else 1  # time and label
+    image = loaded.image_layout("patch_embed.proj", num_prefix_tokens=prefix_tokens)
     return image | {
         "depth": 2 * loaded.blocks("in_blocks", "out_blocks"),
         "mlp_ratio": loaded.shape("in_blocks.0.mlp.fc1.weight", 2)[0] / image["dim"],

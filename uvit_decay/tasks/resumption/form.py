@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from uvit_decay.checkpoint.io import average
+from uvit_decay.checkpoint.io import read_average
 from uvit_decay.runtime.tensor_files import has_values
 from uvit_decay.tasks.own import own_parameters
 
@@ -35,7 +35,7 @@ def check_form(contents: Mapping[str, Any], task: LightningModule, positioned: b
         raise ValueError(f"{VERSION} is {version!r:.40}")
     check_tensors(contents["state_dict"], dict(task.state_dict()), "state_dict")
     ema = contents["callbacks"].get("EMA", {})
-    shadow = average(ema, "the checkpoint")
+    shadow = read_average(ema, "the checkpoint")
     if shadow:
         check_tensors(shadow, dict(task.net.named_parameters()), "ema")
     (optimizer,) = contents["optimizer_states"]
