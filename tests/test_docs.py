@@ -15,7 +15,7 @@ from conftest import ROOT, digits_config, train, trained_once
 from evaluations import digit_images
 from programs import Launcher
 
-from uvit_decay.compare.report import remarks
+from uvit_decay.compare.differences import remarks
 from uvit_decay.compare.runs import BEST, KNN, ON_TEST, RANK, Run
 from uvit_decay.image_io import save_npz
 

@@ -11,7 +11,8 @@ from refusals import find_line
 from run_folders import METADATA, a_run, compare, configuration, refused, shift_evaluations
 
 from uvit_decay import plots
-from uvit_decay.compare.report import pearson, remarks
+from uvit_decay.compare.differences import remarks
+from uvit_decay.compare.report import pearson
 from uvit_decay.compare.runs import BEST, MEAN_SHARE, RANK, Run, find_option, group_by_options
 from uvit_decay.plots import _draw_curves
 from uvit_decay.runtime.validation import flat

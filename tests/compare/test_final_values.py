@@ -10,7 +10,8 @@ from PIL import Image
 from refusals import find_line
 from run_folders import EVALUATIONS, a_run, compare, refused, shift_evaluations
 
-from uvit_decay.compare.report import pearson, remarks
+from uvit_decay.compare.differences import remarks
+from uvit_decay.compare.report import pearson
 from uvit_decay.compare.runs import BEST, DIMENSIONS, Run, group_by_options
 from uvit_decay.plots import _final_curve
 

@@ -25,7 +25,7 @@ class ImportOptions:
         vae: autoencoder of the latents, hub id or folder; default: stabilityai/sd-vae-ft-ema.
         decoder_heads: number of attention heads of an MAE's decoder; default: 16 for the published width 512.
         norm_pix: an MAE predicts normalised patches; default: yes, except for a file named mae_visualize....
-        pixels: scale of the pixels of an MAE or ViT; default: imagenet for 3 channels, else unit.
+        pixels: scale of the pixels of an MAE or ViT; default: imagenet for 3 channels, otherwise unit.
         classes: named class list, such as imagenet-1k, or text file of the classes, sorted; default: numbers.
     """
 

@@ -42,6 +42,7 @@ def compare(
         check_writable(path)
 
     from uvit_decay.compare import report
+    from uvit_decay.compare.differences import remarks
     from uvit_decay.compare.runs import Run, find_option, group_by_options
 
     loaded, names = [Run.read(run) for run in runs], [by] if x in TRAINING else [by, x]
@@ -62,6 +63,6 @@ def compare(
         print(f"r: Pearson's correlation of the {report.title_of(ranked, loaded)} and the accuracy of the best probe.")
     if protocol := report.describe_metrics(loaded):
         print(f"Metrics of samples: {protocol}.")
-    for remark in report.remarks(loaded, *options):
+    for remark in remarks(loaded, *options):
         print(f"remark: {remark}", file=sys.stderr)
     print(f"wrote {out} and {spreadsheet.name}")

@@ -10,7 +10,7 @@ MODULES = {
     "Spread": "report",
     "rows": "report",
     "markdown": "report",
-    "remarks": "report",
+    "remarks": "differences",
     "save_csv": "report",
     "save_curves": "report",
     "save_final_values": "report",
