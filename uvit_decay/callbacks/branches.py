@@ -250,7 +250,8 @@ class BranchNorms(Callback):
             draw(measured, folder / FIGURE)
             log_picture(trainer, folder / FIGURE)
         if self._mixing is not None:
-            log_picture(trainer, draw_mixing(folder, *self._mixing))
+            step, matrix = self._mixing
+            log_picture(trainer, draw_mixing(folder, step, matrix))
 
     def on_exception(self, trainer: Trainer, task: Task, error: BaseException) -> None:
         if self._observed is not None:  # None: the run never began

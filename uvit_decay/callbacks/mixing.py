@@ -14,7 +14,8 @@ from uvit_decay.decay import Merge
 from uvit_decay.plots import heat_maps
 from uvit_decay.runtime.files import replacing
 
-FOLDER, FIGURE = "mixing", "mixing.png"
+FOLDER = "mixing"
+FIGURE = "mixing.png"
 
 
 def save_mixing(
@@ -33,7 +34,10 @@ def save_mixing(
     path.parent.mkdir(exist_ok=True)
     text = io.StringIO()
     writer = csv.writer(text)
-    writer.writerow(["reader", "embeddings", *branches, *(f"merge before {branches[m.branch]}" for m in merges)])
+    header = ["reader", "embeddings", *branches]
+    for merge in merges:
+        header.append(f"merge before {branches[merge.branch]}")
+    writer.writerow(header)
     for reader, row in zip([*branches, "output"], matrix.tolist(), strict=True):
         writer.writerow([reader, *row])
     with replacing(path) as file:
