@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -24,13 +25,14 @@ from small_programs import SmallPrograms, small_inputs
 
 from uvit_decay.callbacks import EMA, LastCheckpoint
 from uvit_decay.data import Digits
+from uvit_decay.decay import SHORTCUTS
 from uvit_decay.diffusion.samplers import SAMPLERS
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.evaluation.feature_table import EXTRACTORS
 from uvit_decay.evaluation.metric_table import METRICS
 from uvit_decay.evaluation.open_by_name import SETS
 from uvit_decay.metrics import SmallClassifier
-from uvit_decay.nn import UViT
+from uvit_decay.nn import MAE, ResNet, SiT, UViT, ViT
 from uvit_decay.representations.protocols import PROTOCOLS
 from uvit_decay.tasks import DiffusionTask
 from uvit_decay.tasks.base import Optimization
@@ -185,8 +187,18 @@ def leaves(tree: object, place: tuple = ()) -> Iterator[tuple[tuple, object]]:
 
 @pytest.fixture
 def mine(monkeypatch) -> Iterator[None]:
-    """Forgets the user's module `mine` of the working folder after a test, and what it registered."""
-    tables = METRICS, EXTRACTORS, SETS, SAMPLERS, PROTOCOLS
+    """Forgets the user's module `mine` of the working folder after a test, and what it registered.
+
+    Types are not checked meanwhile: they have the names that the tables had when the tests began. The check replaces
+    the annotation of a function by its type at the first call, which is undone.
+    """
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    for kind in (UViT, SiT, ViT, MAE, ResNet):
+        function = kind.__init__
+        while function is not None:
+            monkeypatch.setitem(function.__annotations__, "schedule", "decay.Schedule")
+            function = getattr(function, "__wrapped__", None)
+    tables = METRICS, EXTRACTORS, SETS, SAMPLERS, PROTOCOLS, SHORTCUTS
     before = [dict(table) for table in tables]
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield

@@ -1,14 +1,18 @@
 """What the examples of docs/extending.md compute, and what is refused; test_docs.py runs them as printed."""
 
 import json
+import sys
 
 import pytest
 import torch
+import yaml
 from conftest import ROOT, pixels, sample, train
 from evaluations import evaluate, refused
 from refusals import find_line
+from refusals import refused as refuse
 from test_docs import code
 
+from uvit_decay.decay import DEPTH_ATTENTION, SHORTCUTS
 from uvit_decay.image_io import save_npz
 
 
@@ -29,7 +33,7 @@ def test_an_example_is_short(title):
 
 
 def test_a_dispersive_loss_is_that_of_its_equation(mine):
-    names = {}
+    names = {"__name__": "mine"}
     exec(code("An auxiliary loss"), names)
     states = {"a": torch.randn(6, 4, 8, generator=torch.Generator().manual_seed(0))}
     z = states["a"].flatten(1).double()
@@ -49,6 +53,45 @@ def test_an_own_sampler_and_an_own_protocol_are_named_by_flags(mine, tmp_path, m
     assert report["protocol"]["classifier"] == "nearest class mean"
     assert report["best"]["best_on_test_accuracy"] > 0.2  # of 10 classes
     assert "nearest-mean" in report["number"]
+
+
+def test_an_own_schedule_has_a_name_where_its_module_is_trusted(mine, tmp_path, monkeypatch, capsys):
+    (tmp_path / "mine.py").write_text(code("A decay schedule"))
+    small = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.max_steps=1", "--data.batch_size=4"]
+    small += ["--trainer.limit_val_batches=0", "--trainer.callbacks=LastCheckpoint"]
+    train(monkeypatch, tmp_path, "fit", "--trust=mine", *small, "--model.net.schedule=early")
+    file = tmp_path / "runs" / "digits" / "version_0" / "checkpoints" / "last.ckpt"
+    contents = torch.load(file, weights_only=True)
+    assert type(contents["settings"]["model.net.schedule"]) is str
+    alphas = contents["state_dict"]["net.alphas"]
+    assert alphas.tolist() == pytest.approx([1 - 0.3 * (k / 5) ** 0.5 for k in range(6)])
+    out = ["--num", "2", "--steps", "1", "--out"]
+    sample(monkeypatch, tmp_path, "--trust", "mine", "--ckpt", file, *out, "own.npz")
+    assert pixels(tmp_path / "own.npz").shape == (2, 8, 8, 1)
+    line = refuse(capsys, train, monkeypatch, tmp_path, "fit", "--trust=mine", "--model.net.schedule=earlier")
+    find_line(line, "schedule", *(f"'{name}'" for name in (*SHORTCUTS, *DEPTH_ATTENTION)))
+    assert "'early'" in line
+    forget("mine", SHORTCUTS, "early")
+    line = refuse(capsys, sample, monkeypatch, tmp_path, "--ckpt", file, *out, "other.npz")
+    find_line(line, "schedule", "early")
+
+
+def test_an_own_loss_is_named_by_its_class_alone(mine, tmp_path, monkeypatch, capsys):
+    (tmp_path / "mine.py").write_text(code("An auxiliary loss"))
+    small = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.max_steps=1", "--data.batch_size=4"]
+    small += ["--trainer.limit_val_batches=0", "--trainer.callbacks=LastCheckpoint"]
+    train(monkeypatch, tmp_path, "fit", "--trust=mine", *small, "--model.auxiliary+=Dispersive")
+    run = tmp_path / "runs" / "digits" / "version_0"
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    assert [loss["class_path"] for loss in config["model"]["init_args"]["auxiliary"]] == ["mine.Dispersive"]
+    line = refuse(capsys, train, monkeypatch, tmp_path, "fit", "--trust=mine", "--model.auxiliary+=Dispersion")
+    find_line(line, "auxiliary", "Dispersion")
+
+
+def forget(module, table, name):
+    """Let a module of the user be one that nobody has imported."""
+    sys.modules.pop(module)
+    del table[name]
 
 
 @pytest.mark.parametrize(

@@ -231,7 +231,7 @@ MINE = """
 from uvit_decay.tasks import AuxiliaryLoss
 
 
-class Dispersive(AuxiliaryLoss):
+class Repelled(AuxiliaryLoss):
     def __init__(self, layers: list[str | int] | None = None, weight: float = 1.0, tau: float = 0.5) -> None:
         super().__init__(layers, weight)
         self.tau = tau
@@ -248,18 +248,18 @@ def test_flags_add_losses_and_a_resumed_run_must_have_the_same(tmp_path, monkeyp
     monkeypatch.syspath_prepend(tmp_path)
     small = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.callbacks=uvit_decay.callbacks.LastCheckpoint"]
     small += ["--trainer.limit_val_batches=0", "--trust=disp", "--trainer.log_every_n_steps=1"]
-    losses = ["--model.auxiliary+=disp.Dispersive", "--model.auxiliary.weight", "0.25"]
+    losses = ["--model.auxiliary+=Repelled", "--model.auxiliary.weight", "0.25"]
     losses += ["--model.auxiliary.layers", "[mid_block]"]
     train(monkeypatch, tmp_path, "fit", *small, *losses, "--trainer.max_steps=2")
     run = tmp_path / "runs" / "digits" / "version_0"
-    assert "train/aux/dispersive" in (run / "metrics.csv").read_text().splitlines()[0]
+    assert "train/aux/repelled" in (run / "metrics.csv").read_text().splitlines()[0]
     contents = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
-    assert contents["settings"]["model.auxiliary.Dispersive.weight"] == 0.25
+    assert contents["settings"]["model.auxiliary.Repelled.weight"] == 0.25
     resume = [*small, "--trainer.max_steps=3", f"--ckpt_path={run / 'checkpoints' / 'last.ckpt'}"]
     losses[2] = "0.5"
     with pytest.raises(SystemExit):
         train(monkeypatch, tmp_path, "fit", *resume, *losses)
-    assert "model.auxiliary.Dispersive.weight" in capsys.readouterr().err
+    assert "model.auxiliary.Repelled.weight" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         train(monkeypatch, tmp_path, "fit", *resume)
     assert "model.auxiliary" in capsys.readouterr().err

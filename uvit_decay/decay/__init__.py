@@ -1,5 +1,7 @@
 """Shortcuts that decay with depth (`schedule`), and their attachment to networks of other libraries (`attach`)."""
 
+from typing import Any
+
 from uvit_decay.decay.attach import Attached, attach
 from uvit_decay.decay.blocks import Gated, Single
 from uvit_decay.decay.mixing import Merge, mixing_matrix
@@ -7,12 +9,12 @@ from uvit_decay.decay.schedule import (
     Branches,
     Granularity,
     Index,
-    Schedule,
     alpha_min_for,
     branch_weights,
     decayed_add,
     effective_decay,
     register_weights,
+    schedule_type,
     shortcuts,
 )
 from uvit_decay.decay.table import DEPTH_ATTENTION, SHORTCUTS, DepthAttention, Kind, Shortcuts, Weights, weighted
@@ -42,3 +44,10 @@ __all__ = [
     "shortcuts",
     "weighted",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Return the type `Schedule`, whose names are the tables' at this time."""
+    if name == "Schedule":
+        return schedule_type()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -18,7 +18,7 @@ from dataclasses import replace
 from itertools import accumulate
 from numbers import Real
 from operator import mul
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -31,7 +31,18 @@ from uvit_decay.runtime.errors import UserError, check_choice, check_numbers
 # returns these numbers for a number of branches: `--trust mine --model.net.schedule mine.late` (docs/extending.md).
 # Networks record the numbers that a function returns.
 Numbers = Sequence[float | Sequence[float]]
-Schedule = Literal[*SHORTCUTS, *DEPTH_ATTENTION] | Sequence[float | Sequence[float]] | Callable[[int], Numbers]
+
+
+def schedule_type() -> Any:
+    """Return the type of schedules with the names that the tables have at this time.
+
+    `uvit_decay.decay.Schedule` is this type, built at each access: a module of the user may add names to the tables
+    before a command line or a checkpoint is read.
+    """
+    return Literal[*SHORTCUTS, *DEPTH_ATTENTION] | Sequence[float | Sequence[float]] | Callable[[int], Numbers]
+
+
+Schedule = schedule_type()  # for annotations in this room
 Granularity = Literal["branch", "block"]
 Index = Literal["code", "v2", "v1"]
 Branches = Literal["both", "attention", "mlp"]
