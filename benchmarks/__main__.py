@@ -17,7 +17,8 @@ from benchmarks import table
 from benchmarks.cases import Row, Setting, rows
 from uvit_decay.runtime.errors import UserError
 
-GROUPS = ("training", "sampling", "probes", "evaluation", "encoding", "loading")  # modules with a function `cases`
+# Modules with a function `cases`.
+GROUPS = ("training", "additions", "sampling", "probes", "evaluation", "encoding", "loading")
 
 
 def measured(group: str, setting: Setting) -> list[Row]:

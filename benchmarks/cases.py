@@ -76,6 +76,7 @@ class Compared:
         agreement: how far their results are apart.
         compiled: whether our network is compiled; the plain one never is.
         rate: matrix rate to compare with, a name in `Setting.rates`; None where matrices are not the work.
+        cost: whether the ratio is our time over the reference's, instead of the reverse.
     """
 
     precision: str
@@ -84,6 +85,7 @@ class Compared:
     agreement: Agreement
     compiled: bool = False
     rate: str | None = None
+    cost: bool = False
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,7 @@ def rows(case: Case, setting: Setting) -> Iterator[Row]:
             pairs=len(ours),
             seconds=seconds,
             plain_seconds=Spread.of(plain),
-            ratio=ratios(plain, ours),
+            ratio=ratios(ours, plain) if compared.cost else ratios(plain, ours),
             flops=case.flops,
             mfu=case.flops / seconds.median / rate if rate else None,
             memory=memory[compared.ours],

@@ -22,6 +22,7 @@ from uvit_decay.nn import MAE, SiT, UViT
 from uvit_decay.runtime.precision import trains_in_bf16
 from uvit_decay.tasks import DiffusionTask, MAETask
 from uvit_decay.tasks.base import Optimization, Task
+from uvit_decay.tasks.own import own_parameters
 
 OPTIM = Optimization(lr=2e-4)
 TOLERANCES = {"float32": 1e-3, "bf16": 0.1}  # of the gradients, relative to their norm
@@ -69,15 +70,19 @@ class OurStep:
 
     def __init__(self, task: Task, batch: Batch, device: torch.device) -> None:
         self.task, self.batch, self.device = task, batch, device.type
-        self.optimizer = task.optim.build(task.net, task.optim.lr)
+        self.optimizer = task.optim.build(task.net, task.optim.lr, own_parameters(task))
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: task.optim.factor(step, 1))
         self.ema, self.trainer = EMA(ramp=False), SimpleNamespace(global_step=0)
         self.ema.on_fit_start(self.trainer, task)
         self.ema.on_train_start(self.trainer, task)
 
+    def loss(self) -> Tensor:
+        """Return the loss of the batch."""
+        return self.task.loss(self.batch, "train")
+
     def __call__(self, autocast: bool) -> None:
         with torch.autocast(self.device, torch.bfloat16, enabled=autocast):
-            loss = self.task.loss(self.batch, "train")
+            loss = self.loss()
         loss.backward()
         self.optimizer.step()
         self.schedule.step()

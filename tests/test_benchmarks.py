@@ -42,6 +42,21 @@ def test_table_and_json_have_a_ratio_for_every_comparison(tmp_path, capsys):
     assert all(row["difference"] < 1e-5 and 0 < row["mfu"] < 1.5 for row in steps)
 
 
+def test_additions_have_the_ratio_of_their_time_to_the_time_without_them(tmp_path, capsys):
+    from benchmarks.__main__ import main
+
+    path = tmp_path / "bench.json"
+    main(["--quick", "--budget", "0", "--only", "additions", "--json", str(path)])
+    rows = json.loads(path.read_text())["groups"]["additions"]
+    names = " ".join(row["case"] for row in rows)
+    assert len(rows) == 11
+    for name in ("skip_scale stream", "LayerSync", "DispersiveLoss", "REPA", "attnres", "attnres-4", "dar", "dar-t"):
+        assert name in names
+    for row in rows:
+        with_it, without_it = row["seconds"]["median"], row["plain_seconds"]["median"]
+        assert row["ratio"]["median"] == pytest.approx(with_it / without_it)
+
+
 def test_a_ratio_of_different_results_is_refused():
     from benchmarks.cases import Agreement
 
