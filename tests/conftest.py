@@ -7,6 +7,7 @@ import logging
 import os
 import runpy
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -57,9 +58,11 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that have slow tests, so that no core waits for the last of them."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    """Begin with the files that have most slow tests and end with the smallest, so that no core waits for the last."""
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    size = Counter(item.path for item in items)
+    # The path keeps the tests of a file together.
+    items.sort(key=lambda item: (-slow[item.path], -size[item.path], str(item.path)))
 
 
 @pytest.fixture(scope="session")
