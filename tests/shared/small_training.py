@@ -106,10 +106,9 @@ def read_training_state(run: Path) -> dict[str, Any]:
 def differences(run: Path, other: Path, resumed: int = 0) -> list[str]:
     """What is not the same, to the bit, in two runs that have ended: files, rows of the log, parts of the training.
 
-    A run that resumed from a step may lack the rows of that step, and if it was the last one, results.
+    A run that resumed from a step may lack the rows of that step.
     """
-    names = FILES if resumed < STEPS else ()
-    found = [name for name in names if (run / name).read_bytes() != (other / name).read_bytes()]
+    found = [name for name in FILES if (run / name).read_bytes() != (other / name).read_bytes()]
     one, two = rows(run), rows(other)
     found += [f"row {row}" for row in one if row not in two]
     lost = (row for row in two if row not in one)

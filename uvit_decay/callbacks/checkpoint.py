@@ -20,6 +20,7 @@ from uvit_decay.runtime.files import replacing
 from uvit_decay.runtime.program import localised
 from uvit_decay.runtime.signals import STOPS
 from uvit_decay.tasks.resumption.files import LAST, NEXT, rotate
+from uvit_decay.tasks.resumption.finish import is_finishing
 
 AGREE_EVERY = 10  # optimizer steps after which several ranks agree whether to stop
 
@@ -146,6 +147,6 @@ class LastCheckpoint(Checkpoint):
 
     def on_train_end(self, trainer: Trainer, task: LightningModule) -> None:
         self._stop_if_signalled(trainer)
-        if trainer.global_step != self._saved_step:
+        if trainer.global_step != self._saved_step or is_finishing(trainer):
             self._save(trainer)
         self._signals.at_once = True  # everything is saved

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from uvit_decay.runtime.files import check_writable
 from uvit_decay.runtime.precision import Precision, chosen_precision
 from uvit_decay.tasks.base import Task
 from uvit_decay.tasks.diffusion import DiffusionTask
+from uvit_decay.tasks.resumption.finish import is_finishing
 
 
 class Periodic(Callback):
@@ -36,6 +39,7 @@ class Periodic(Callback):
 
     batch_size: int  # images per batch on each device
     history_file: str | None = None  # file name of its measurements in the run folder
+    files: Sequence[str] = ()  # names of further files there, of the newest evaluation
     picture: str | None = None  # name of its pictures in the run folder
     reads_images = True  # whether it needs a data module of uvit_decay.data; otherwise any loader will do
     asked: Precision | None = None  # precision of the network; None: the precision of the task's sampling
@@ -95,10 +99,32 @@ class Periodic(Callback):
         if self.history_file:
             continue_history(trainer, self.history_file)
         previous = find_previous_run(trainer)
-        missing = previous is not None and self._is_due(trainer) and not self._has_record(previous, step)
+        at_end = self.at_end and is_finishing(trainer)
+        due = at_end or self._is_due(trainer)
+        missing = previous is not None and due and not self._has_record(previous, step)
         if trainer.strategy.broadcast(missing):
             self.evaluated = -1
-            self._evaluate_once(trainer, task)
+            if not at_end:  # otherwise `on_train_end` evaluates, when a checkpoint is in this run's folder
+                self._evaluate_once(trainer, task)
+        elif is_finishing(trainer):
+            folder = run_folder(trainer)  # all ranks must call it
+            if trainer.is_global_zero:
+                self._copy_files(previous, folder, step)
+
+    def lacks_result(self, folder: Path, step: int) -> bool:
+        """Return whether the run in `folder` ends at `step` and has no record of the evaluation that is due there."""
+        due = self.at_end or (self.every_n_steps > 0 and step % self.every_n_steps == 0)
+        return due and not self._has_record(folder, step)
+
+    def _copy_files(self, previous: Path, folder: Path, step: int) -> None:
+        """Copy the newest files of a previous run, which this run does not write again."""
+        names = list(self.files)
+        if self.picture:
+            names += [f"{self.picture}.png", str(picture_path(Path(), self.picture, step))]
+        for name in names:
+            if (previous / name).exists():
+                (folder / name).parent.mkdir(exist_ok=True)
+                shutil.copyfile(previous / name, folder / name)
 
     def _has_record(self, folder: Path, step: int) -> bool:
         """Return whether a run folder has a record of the evaluation at a step; true if this callback keeps none."""

@@ -51,6 +51,7 @@ class LinearProbes(Periodic):
     """
 
     history_file = PROBES
+    files = ("probes.csv", "probes.png")
 
     def __init__(
         self,

@@ -44,6 +44,7 @@ from uvit_decay.tasks.resumption.files import (
     makes_folders,
     read_settings,
 )
+from uvit_decay.tasks.resumption.finish import find_missing
 from uvit_decay.tasks.resumption.start import resume
 from uvit_decay.tasks.sharding import Sharded
 
@@ -224,7 +225,10 @@ class CLI(LightningCLI):
             self.model.load_initial()
             return
         self.model.init_from = None
-        if 0 <= last <= step:
+        # Ranks may see different folders: if there are several, they agree when the checkpoint is loaded.
+        alone = self.trainer.world_size == 1
+        checkpoint = self._get(self.config_init, "ckpt_path")
+        if alone and 0 <= last <= step and not find_missing(self.trainer, checkpoint, step):
             raise RunEnded(f"the checkpoint is at step {step}: set --trainer.max_steps higher than that to resume")
 
     def before_validate(self) -> None:

@@ -8,8 +8,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay.data.datamodule import ImageData
-from uvit_decay.runtime.errors import RunEnded
 from uvit_decay.tasks.resumption.check import check, check_data, describe_changes
+from uvit_decay.tasks.resumption.finish import finish
 from uvit_decay.tasks.resumption.form import count_global_batches
 from uvit_decay.tasks.schedule import run_length
 
@@ -27,7 +27,7 @@ def restore_run(contents: dict[str, Any], task: LightningModule) -> int:
         the number of images that the run has been trained on so far.
 
     Raises:
-        RunEnded: the checkpoint is already at the end of the run.
+        RunEnded: the checkpoint is already at the end of the run, and no result is missing there.
         UserError: this run cannot resume from the checkpoint.
     """
     data = task.data
@@ -46,7 +46,7 @@ def restore_run(contents: dict[str, Any], task: LightningModule) -> int:
     epoch, total = run_length(trainer)
     if trains and step >= total > 0:
         flag = "max_steps" if total == trainer.max_steps else "max_epochs"
-        raise RunEnded(f"the checkpoint is at step {step}, the end of the run: set --trainer.{flag} higher")
+        finish(trainer, step, f"--trainer.{flag}")
     restore_counters(contents, trainer, epoch, data.micro_batches)
     return contents.get("images_seen", step * data.batch_size)
 
