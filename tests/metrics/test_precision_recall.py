@@ -6,7 +6,7 @@ import pytest
 import torch
 from refusals import raises_user_error
 
-from uvit_decay.metrics.precision_recall import covered, nearest, precision_recall
+from uvit_decay.metrics.precision_recall import find_covered, nearest, precision_recall
 
 module = import_module("uvit_decay.metrics.precision_recall")  # the room has the function by this name
 
@@ -79,20 +79,20 @@ def test_precision_and_recall_are_those_of_torch_fidelity(n, m, d, k, dtype):
 def test_blocks_change_nothing(block):
     for real, fake in ((REAL, FAKE), (lattice(60), lattice(50, seed=1)), (REAL, REAL)):
         assert precision_recall(real, fake, block=block) == precision_recall(real, fake)
-        assert torch.equal(covered(real, fake, block=block), covered(real, fake))
+        assert torch.equal(find_covered(real, fake, block=block), find_covered(real, fake))
 
 
 def test_coverage_on_a_line():
     """k = 1, open balls of radii 1, 1, 7 about 0, 1, 8: 0.5 lies in two, 2 in the last alone, 15 on its border."""
-    assert covered(line(0, 1, 8), line(0.5, 2, 15), k=1).tolist() == [True, True, True]
-    assert covered(line(0, 1, 8), line(3, 4, 4.5, 15), k=1).tolist() == [False, False, True]
+    assert find_covered(line(0, 1, 8), line(0.5, 2, 15), k=1).tolist() == [True, True, True]
+    assert find_covered(line(0, 1, 8), line(3, 4, 4.5, 15), k=1).tolist() == [False, False, True]
 
 
 def test_coverage_is_the_formula_of_its_authors():
     """Naeem et al.: mean_i of 1[some y_j in B_i], with plain matrices."""
     radii = torch.cdist(REAL.double(), REAL.double()).kthvalue(6).values
     inside = torch.cdist(REAL.double(), FAKE.double()) < radii[:, None]
-    assert torch.equal(covered(REAL, FAKE, k=5), inside.any(dim=1))
+    assert torch.equal(find_covered(REAL, FAKE, k=5), inside.any(dim=1))
 
 
 @pytest.mark.parametrize(
@@ -101,9 +101,9 @@ def test_coverage_is_the_formula_of_its_authors():
         (lambda: precision_recall(REAL[:3], FAKE), ("3 nearest", "3 real", 3)),
         (lambda: precision_recall(REAL, FAKE[:1]), ("3 nearest", "3 fake", 1)),
         (lambda: precision_recall(REAL, FAKE, k=0), "0 nearest"),
-        (lambda: covered(REAL[:1], FAKE), ("5 nearest", "5 real", 1)),
+        (lambda: find_covered(REAL[:1], FAKE), ("5 nearest", "5 real", 1)),
         (lambda: precision_recall(REAL, FAKE[:, :3]), ("precision", "recall", 16, 3)),
-        (lambda: covered(REAL / 0, FAKE), ("coverage", "NaN")),
+        (lambda: find_covered(REAL / 0, FAKE), ("coverage", "NaN")),
         (lambda: nearest(FAKE, REAL[:2], 3), (3, 2)),
     ],
 )

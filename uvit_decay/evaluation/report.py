@@ -16,7 +16,7 @@ from uvit_decay.evaluation.image_sources import ImageSource
 from uvit_decay.evaluation.metric_table import format_title
 from uvit_decay.evaluation.report_html import Neighbours, Report, write_html
 from uvit_decay.image_io import grid_columns, save_npz
-from uvit_decay.metrics.precision_recall import covered, nearest
+from uvit_decay.metrics.precision_recall import find_covered, nearest
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.files import check_writable, claimed
 from uvit_decay.runtime.validation import write_json
@@ -167,5 +167,5 @@ def _measure_coverage(comparison: Comparison, samples: FeatureStore, reference: 
         real_of_class = real[theirs.labels == label]
         fake_of_class = fake[ours.labels == label]
         if len(real_of_class) >= FEWEST and len(fake_of_class) >= FEWEST:
-            coverage[name] = float(covered(real_of_class, fake_of_class).double().mean())
+            coverage[name] = float(find_covered(real_of_class, fake_of_class).double().mean())
     return coverage or None

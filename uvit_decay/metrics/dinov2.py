@@ -1,4 +1,4 @@
-"""DINOv2 (Oquab et al., 2023) as an extractor, whose Frechet and kernel distances are known as FDD and KDD."""
+"""DINOv2 (Oquab et al., 2023) as an extractor; its Frechet and kernel distances are known as FDD and KDD."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _AT_ONCE = 16  # images in a batch on a CPU
 
 
 class DINOv2(Extractor):
-    """DINOv2's ViT-L/14 at 224x224: the 1024 numbers of the class token behind the final norm.
+    """DINOv2's ViT-L/14 at 224x224: 1024 features, the class token after the final norm.
 
     Grey images are repeated to RGB. FDD is comparable only between equal protocols, which differ in the resizing:
-    `dinov2-edm2` (EDM2) torch's antialiased bicubic on float pixels, `dinov2-dgm` (dgm-eval) Pillow's on uint8.
+    `dinov2-edm2` (EDM2) is torch's antialiased bicubic on float pixels, `dinov2-dgm` (dgm-eval) is Pillow's on uint8.
     Statistics of other weights are refused.
 
     Args:
         weights: file of the weights, in the layout of timm or of facebookresearch/dinov2; null means timm's file in the
-            cache of the Hugging Face hub, downloaded (1.2 GB) if missing. A file of ViT-S/14 or B/14 is faster, and
-            its numbers have the size in their name.
-        protocol: how images are resized.
+            cache of the Hugging Face hub, downloaded (1.2 GB) if missing. ViT-S/14 and B/14 are faster; the size is
+            then part of the extractor's name.
+        protocol: method of resizing.
         compile: compile the network with torch.compile: true, or the name of a backend.
-        precision: of the network; part of the name unless it is float32, in which published numbers are.
+        precision: precision of the network, part of the name unless it is float32, as in published numbers.
     """
 
     family = "dinov2"
@@ -49,50 +49,66 @@ class DINOv2(Extractor):
     ) -> None:
         if weights is not None and not Path(weights).is_file():
             raise UserError(f"the DINOv2 weights {weights} do not exist")
-        self.weights, self.protocol, self.compile = weights, protocol, compile
-        self.precision, self.tf32 = precision, precision == "tf32"
-        self.name, self.widths = self._named(*LARGE), {"features": LARGE[0]}
+        self.weights = weights
+        self.protocol = protocol
+        self.compile = compile
+        self.precision = precision
+        self.tf32 = precision == "tf32"
+        self._set_size(*LARGE)
         self.net: DINOv2Net | None = None
 
-    def _named(self, dim: int, depth: int) -> str:
-        size = "" if (dim, depth) == LARGE else f"-{dim}x{depth}"
-        return f"{self.protocol}{size}" + ("" if self.precision == "float32" else f"-{self.precision}")
+    def _set_size(self, dim: int, depth: int) -> None:
+        """Set the name and the widths for a network of this size."""
+        self.widths = {"features": dim}
+        self.name = str(self.protocol)
+        if (dim, depth) != LARGE:
+            self.name += f"-{dim}x{depth}"
+        if self.precision != "float32":
+            self.name += f"-{self.precision}"
 
     def prepare(self, images: Tensor, labels: Tensor, device: torch.device) -> None:
         chosen_precision(self.precision, device)  # a UserError for one that the device lacks
         if self.net is None:
             net = DINOv2Net(weights_file(self.weights), self.protocol)
-            self.name, self.widths, self.sha256 = self._named(net.dim, net.depth), {"features": net.dim}, net.sha256
+            self._set_size(net.dim, net.depth)
+            self.sha256 = net.sha256
             if self.compile:
-                net.vit.compile(backend="inductor" if self.compile is True else self.compile)
+                backend = "inductor" if self.compile is True else self.compile
+                net.vit.compile(backend=backend)
             self.net = net
         self.net.to(device)
 
     def extract(self, images: Tensor) -> Features:
         at_once = _AT_ONCE if images.device.type == "cpu" else max(len(images), 1)
+        parts = self.rgb(images).split(at_once)
         with computing(images.device, self.precision):
-            return Features(torch.cat([self.net(part) for part in self.rgb(images).split(at_once)]))
+            features = [self.net(part) for part in parts]
+            return Features(torch.cat(features))
 
     def missing(self) -> str | None:
         from huggingface_hub import try_to_load_from_cache
 
-        here = self.weights is not None or isinstance(try_to_load_from_cache(REPOSITORY, FILE), str)
-        return None if here else f"DINOv2's weights ({REPOSITORY})"
+        if self.weights is not None or isinstance(try_to_load_from_cache(REPOSITORY, FILE), str):
+            return None
+        return f"DINOv2's weights ({REPOSITORY})"
 
     def remark(self) -> str | None:
         return f"DINOv2's weights: sha256 {self.sha256} of names and values"
 
 
 WEIGHTS = "timm's or facebookresearch's DINOv2 weights"
-REPOSITORY, FILE = "timm/vit_large_patch14_dinov2.lvd142m", "model.safetensors"  # timm's, on the Hugging Face hub
+REPOSITORY = "timm/vit_large_patch14_dinov2.lvd142m"  # on the Hugging Face hub
+FILE = "model.safetensors"
 MOST_BLOCKS = 40  # of ViT-g/14
-PATCH, HEAD = 14, 64  # pixels of a patch; width of an attention head, in all sizes
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
+PATCH = 14  # side of a patch in pixels
+HEAD = 64  # width of an attention head, in all sizes
+MEAN = (0.485, 0.456, 0.406)  # of ImageNet
+STD = (0.229, 0.224, 0.225)
 OFFSET = 0.1  # of the original's interpolation
 
 
 def weights_file(path: str | None) -> Path:
-    """Return the file of the weights; None means timm's of ViT-L/14 in the cache of the hub, downloaded if missing."""
+    """Return the file of the weights; None means timm's ViT-L/14 in the cache of the hub, downloaded if missing."""
     if path is not None:
         return Path(path)
     from huggingface_hub import hf_hub_download
@@ -103,44 +119,48 @@ def weights_file(path: str | None) -> Path:
 
 
 class DINOv2Net(nn.Module):
-    """Network from uint8 images to their class tokens behind the final norm.
+    """Network from uint8 images to their class tokens after the final norm.
 
-    The file has timm's layout or that of facebookresearch/dinov2 (dinov2_vitl14_pretrain.pth), which are the same but
-    for a mask token. Width and depth are those of the tensors: ViT-S, B and L; not g, which has another MLP.
+    The file has timm's layout or the layout of facebookresearch/dinov2 (dinov2_vitl14_pretrain.pth), which adds a mask
+    token. Width and depth are read from the tensors. ViT-S, B and L are supported, but not g, which has another MLP.
 
     Attributes:
         dim: width d, the number of features.
         depth: number of blocks.
-        sha256: of names and values of the tensors, the same for both layouts.
+        sha256: SHA-256 of names and values of the tensors, the same for both layouts.
     """
 
     def __init__(self, path: Path, protocol: DINOv2Protocol) -> None:
         super().__init__()
         state = _read_state(path)
-        self.vit, self.dim, self.depth = _vision_transformer(state, path)  # which checks the tensors
-        self.resize, self.sha256 = RESIZE_DINOV2[protocol], digest(state)
+        self.vit, self.dim, self.depth = _vision_transformer(state, path)  # also checks the tensors
+        self.resize = RESIZE_DINOV2[protocol]
+        self.sha256 = digest(state)
         self.register_buffer("mean", 255 * torch.tensor(MEAN)[:, None, None])
         self.register_buffer("std", 255 * torch.tensor(STD)[:, None, None])
         self.eval().requires_grad_(False)
 
     def forward(self, images: UInt8[Tensor, "n 3 h w"]) -> Float32[Tensor, "n d"]:
-        return self.vit((self.resize(images) - self.mean) / self.std).float()
+        pixels = (self.resize(images) - self.mean) / self.std
+        return self.vit(pixels).float()
 
 
 def load_vision_transformer(path: Path) -> nn.Module:
-    """Return timm's network of a file of DINOv2's weights at 224x224, in eval mode, with the original's positions.
+    """Return timm's network for 224x224 images with DINOv2's weights, in eval mode, with the original's positions.
 
     Raises:
         UserError: the file does not exist, cannot be read, or holds other weights.
     """
     if not path.is_file():
         raise UserError(f"the DINOv2 weights {path} do not exist")
-    return _vision_transformer(_read_state(path), path)[0].eval()
+    model, _, _ = _vision_transformer(_read_state(path), path)
+    return model.eval()
 
 
 def _read_state(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file without the mask token, which one of the two layouts has."""
-    return {name: value for name, value in load_weights(path, WEIGHTS).items() if name != "mask_token"}
+    """Return the tensors of a file without the mask token of facebookresearch's layout."""
+    tensors = load_weights(path, WEIGHTS)
+    return {name: value for name, value in tensors.items() if name != "mask_token"}
 
 
 def _vision_transformer(state: Mapping[str, Tensor], path: Path) -> tuple[nn.Module, int, int]:
@@ -149,33 +169,37 @@ def _vision_transformer(state: Mapping[str, Tensor], path: Path) -> tuple[nn.Mod
 
     with explained(f"{path} does not hold {WEIGHTS}", Exception):  # its tensors may have any shape
         dim = state["cls_token"].shape[2]
-        depth = len({name.split(".")[1] for name in state if name.startswith("blocks.")})
+        block_numbers = {name.split(".")[1] for name in state if name.startswith("blocks.")}
+        depth = len(block_numbers)
         if depth > MOST_BLOCKS:
             raise ValueError(f"it has {depth} blocks, the largest DINOv2 has {MOST_BLOCKS}")
         sizes = {"img_size": DINOV2_SIZE, "embed_dim": dim, "depth": depth, "num_heads": dim // HEAD, "num_classes": 0}
         with torch.device("meta"):  # skips the random initialisation; the tensors below replace all parameters
             model = timm.create_model("vit_large_patch14_dinov2", **sizes)
-        state = {**state, "pos_embed": positions_at(state["pos_embed"], DINOV2_SIZE // PATCH)}
+        positions = positions_at(state["pos_embed"], DINOV2_SIZE // PATCH)
+        state = {**state, "pos_embed": positions}
     if problem := mismatch(model, state, "DINOv2"):
         raise UserError(f"{path} does not hold {WEIGHTS}: {problem}")
-    # Copies: the tensors of the file may be memory-mapped.
-    model.load_state_dict({name: value.clone() for name, value in state.items()}, assign=True)
+    copies = {name: value.clone() for name, value in state.items()}  # the tensors of the file may be memory-mapped
+    model.load_state_dict(copies, assign=True)
     return model, dim, depth
 
 
 def positions_at(positions: Float[Tensor, "1 old d"], side: int) -> Float[Tensor, "1 new d"]:
-    """Return the embeddings of the class token and of side x side patches, interpolated as facebookresearch/dinov2.
+    """Return the embeddings of the class token and of side x side patches, interpolated as in facebookresearch/dinov2.
 
-    The original (interpolate_offset 0.1, interpolate_antialias False, the settings of its models without registers, and
-    so of dgm-eval, EDM2 and torch-fidelity) resamples bicubically without antialiasing, by the factor
-    (side + 0.1) / old side: sampling points are slightly denser than the patches. timm's `resample_abs_pos_embed`
-    antialiases and has no offset, so that its features at 224x224 are others.
+    The original resamples bicubically without antialiasing, by the factor (side + 0.1) / old side: sampling points are
+    slightly denser than the patches. (Its settings are interpolate_offset 0.1 and interpolate_antialias False for
+    models without registers, and so in dgm-eval, EDM2 and torch-fidelity.) timm's `resample_abs_pos_embed` antialiases
+    and has no offset, so its features at 224x224 differ.
     """
-    token, patches = positions[:, :1], positions[:, 1:]
+    token = positions[:, :1]
+    patches = positions[:, 1:]
     old = math.isqrt(patches.shape[1])
     if old == side:
         return positions
     factor = (side + OFFSET) / old
     grid = rearrange(patches, "1 (h w) d -> 1 d h w", h=old)
     grid = F.interpolate(grid, scale_factor=(factor, factor), mode="bicubic", antialias=False)
-    return torch.cat([token, rearrange(grid, "1 d h w -> 1 (h w) d")], dim=1)
+    resized = rearrange(grid, "1 d h w -> 1 (h w) d")
+    return torch.cat([token, resized], dim=1)

@@ -28,14 +28,15 @@ from uvit_decay.runtime.random import generator
 if TYPE_CHECKING:
     from uvit_decay.metrics.inception_net import InceptionV3
 
-UInt8Images, Labels = UInt8[Tensor, "n c h w"], Int64[Tensor, " n"]
+UInt8Images = UInt8[Tensor, "n c h w"]
+Labels = Int64[Tensor, " n"]
 TrainingSet = Callable[[], tuple[Tensor, Tensor]]  # reads images and labels
 PUBLISHED = "6726825d"  # start of the sha256 of the Inception weights behind all published numbers
 _AT_ONCE = 16  # images in a batch of Inception on a CPU: as many as fit its caches; 256 would take gigabytes
 
 
 class Features(NamedTuple):
-    """Output of an extractor for n images, float32 on their device; `spatial` are the features of sFID."""
+    """Output of an extractor for n images, float32 on their device; `spatial` has the features of sFID."""
 
     features: Float32[Tensor, "n d"]
     logits: Float32[Tensor, "n k"] | None = None
@@ -43,13 +44,16 @@ class Features(NamedTuple):
 
 
 class Extractor(ABC):
-    """A feature extractor; the attributes are final after `prepare`.
+    """Feature extractor (abstract); the attributes are final after `prepare`.
 
-    `name` is part of the key of every metric. `widths` has the numbers for each image of every output, by the names of
-    `Features`. `channels` is the number of image channels; None means those of the training set. With `needs_labels`
-    it is trained on the images of a data set, and its logits are of their classes. `sha256` is that of its weights.
-    Products of float32 numbers are rounded to tf32 only with `tf32`. `family` decides how distances between the
-    features are called: FID and KID, FDD and KDD, or FD and KID.
+    Attributes:
+        name: part of the key of every metric.
+        widths: number of values per image of each output, by the field names of `Features`.
+        channels: number of image channels; None means the number of the training set.
+        needs_labels: whether it is trained on the images of a data set; its logits are then for their classes.
+        tf32: whether products of float32 numbers are rounded to tf32.
+        family: decides the names of the distances: FID and KID (inception), FDD and KDD (dinov2), or FD and KID.
+        sha256: SHA-256 of the weights.
     """
 
     name: str
@@ -66,20 +70,20 @@ class Extractor(ABC):
 
     @abstractmethod
     def extract(self, images: UInt8Images) -> Features:
-        """Return the features of images on the device, which are computed without autocast and without gradients."""
+        """Return the features of images on the device; called without autocast and without gradients."""
 
     @torch.no_grad()
     def __call__(self, images: UInt8Images) -> Features:
-        """Return the features of images on the device, whatever the precision around it."""
+        """Return the features of images on the device, independent of the surrounding precision settings."""
         with computing(images.device, "tf32" if self.tf32 else "float32"):
             return self.extract(images)
 
     def fingerprint(self) -> str:
-        """Return the name and the start of the weights' SHA-256: metrics of equal fingerprints are comparable."""
+        """Return the name and the start of the weights' SHA-256; metrics with equal fingerprints are comparable."""
         return f"{self.name}-{self.sha256[:12]}"
 
     def remark(self) -> str | None:
-        """Return a caveat for readers of metrics of these features, or None."""
+        """Return a caveat for readers of metrics on these features, or None."""
         return f"features of {self.name}, not Inception's: no FID of papers compares"
 
     def missing(self) -> str | None:
@@ -87,10 +91,13 @@ class Extractor(ABC):
         return None
 
     def rgb(self, images: UInt8Images) -> UInt8[Tensor, "n 3 h w"]:
-        """Return RGB images, grey ones repeated; raise a UserError for other numbers of channels."""
-        if images.shape[1] not in (1, 3):
-            raise UserError(f"{self.name} takes RGB or grey images, these have {images.shape[1]} channels")
-        return repeat(images, "n 1 h w -> n c h w", c=3) if images.shape[1] == 1 else images
+        """Return RGB images, with grey images repeated; raise a UserError for other numbers of channels."""
+        channels = images.shape[1]
+        if channels == 3:
+            return images
+        if channels == 1:
+            return repeat(images, "n 1 h w -> n c h w", c=3)
+        raise UserError(f"{self.name} takes RGB or grey images, these have {channels} channels")
 
 
 class Inception(Extractor):
@@ -102,10 +109,10 @@ class Inception(Extractor):
 
     Args:
         weights: path of the weights file; null means the file in torch's cache, downloaded (96 MB) if missing.
-        protocol: how images are resized.
-        spatial: return the 2023 spatial features of sFID, too.
+        protocol: method of resizing.
+        spatial: also return the 2023 spatial features of sFID.
         compile: compile the network with torch.compile: true, or the name of a backend.
-        precision: of the convolutions; part of the name unless it is float32, since numbers of papers are of float32.
+        precision: precision of the convolutions, part of the name unless it is float32, as in published numbers.
     """
 
     family = "inception"
@@ -120,10 +127,18 @@ class Inception(Extractor):
     ) -> None:
         if weights is not None and not Path(weights).is_file():
             raise UserError(f"the Inception weights {weights} do not exist")
-        self.weights, self.protocol, self.spatial, self.compile = weights, protocol, spatial, compile
-        self.precision, self.tf32 = precision, precision == "tf32"
-        self.name = f"inception-v3-{protocol}" + ("" if precision == "float32" else f"-{precision}")
-        self.widths = {"features": 2048, "logits": 1008, **({"spatial": 2023} if spatial else {})}
+        self.weights = weights
+        self.protocol = protocol
+        self.spatial = spatial
+        self.compile = compile
+        self.precision = precision
+        self.tf32 = precision == "tf32"
+        self.name = f"inception-v3-{protocol}"
+        if precision != "float32":
+            self.name += f"-{precision}"
+        self.widths = {"features": 2048, "logits": 1008}
+        if spatial:
+            self.widths["spatial"] = 2023
         self.net: InceptionV3 | None = None
 
     def prepare(self, images: UInt8Images, labels: Labels, device: torch.device) -> None:
@@ -136,48 +151,60 @@ class Inception(Extractor):
             net = InceptionV3(path, self.protocol, self.spatial, narrow=self.precision == "bf16")
             self.sha256 = checksum(path)
             if self.compile:
-                net.compile(backend="inductor" if self.compile is True else self.compile)
+                backend = "inductor" if self.compile is True else self.compile
+                net.compile(backend=backend)
             self.net = net
         self.net.place(device)
 
     def extract(self, images: UInt8Images) -> Features:
         at_once = _AT_ONCE if images.device.type == "cpu" else max(len(images), 1)
-        parts = zip(*(self.net(part) for part in self.rgb(images).split(at_once)), strict=True)
-        return Features(*(None if part[0] is None else torch.cat(part) for part in parts))
+        outputs = [self.net(part) for part in self.rgb(images).split(at_once)]
+        features, logits, spatial = zip(*outputs, strict=True)
+        joined = Features(torch.cat(features), torch.cat(logits))
+        if self.spatial:
+            joined = joined._replace(spatial=torch.cat(spatial))
+        return joined
 
     def missing(self) -> str | None:
-        from uvit_decay.metrics.inception_net import cached_place
+        from uvit_decay.metrics.inception_net import locate_cached_weights
 
-        here = self.weights is not None or cached_place().exists()
-        return None if here else f"Inception's weights ({cached_place()})"
+        cached = locate_cached_weights()
+        if self.weights is not None or cached.exists():
+            return None
+        return f"Inception's weights ({cached})"
 
     def remark(self) -> str | None:
         if not self.sha256.startswith(PUBLISHED):
             return "these Inception weights are not the published ones: the numbers compare with nothing else"
-        return None if self.precision == "float32" else f"features in {self.precision}, those of papers are in float32"
+        if self.precision != "float32":
+            return f"features in {self.precision}; papers compute them in float32"
+        return None
 
 
 class SmallClassifier(Extractor):
-    """A small convolutional network trained in seconds on the training set: 64 features, the classes of the data.
+    """Small convolutional network, trained in seconds on the training set: 64 features, logits of the data's classes.
 
-    For images unlike Inception's training data, such as the 8x8 digits, where its test accuracy is 0.997. Distances
-    are comparable only for the same training set.
+    It is for images unlike Inception's training data, such as the 8x8 digits, where its test accuracy is 0.997.
+    Distances are comparable only for the same training set.
 
     Args:
         steps: training steps, of 64 images each, on the CPU.
     """
 
-    name, needs_labels = "small-cnn", True
+    name = "small-cnn"
+    needs_labels = True
 
     def __init__(self, steps: int = 300) -> None:
         check_whole(1, steps=steps)
-        self.steps, self.channels = steps, None
-        self.widths = {"features": 64, "logits": 0}  # the classes are counted by `prepare`
+        self.steps = steps
+        self.channels = None
+        self.widths = {"features": 64, "logits": 0}  # `prepare` sets the number of classes
         self.net: nn.Sequential | None = None
 
     def prepare(self, images: UInt8Images, labels: Labels, device: torch.device) -> None:
         if self.net is None:
-            self.channels, self.widths["logits"] = images.shape[1], int(labels.max()) + 1
+            self.channels = images.shape[1]
+            self.widths["logits"] = int(labels.max()) + 1
             # Equal at each call, independent of the global random state and modes.
             with (
                 torch.random.fork_rng(devices=()),  # it trains on the CPU; the states of GPUs stay as they are
@@ -187,19 +214,21 @@ class SmallClassifier(Extractor):
                 cpu_threads(1),  # the rounding of sums depends on the number of threads
             ):
                 torch.default_generator.manual_seed(0)
-                self.net = self._trained(images, labels)
-            weights = (tensor.cpu().numpy().tobytes() for tensor in self.net.state_dict().values())
+                self.net = self._train(images, labels)
+            weights = [tensor.cpu().numpy().tobytes() for tensor in self.net.state_dict().values()]
             self.sha256 = hashlib.sha256(b"".join(weights)).hexdigest()
         self.net.to(device)
 
-    def _trained(self, images: Tensor, labels: Tensor) -> nn.Sequential:
+    def _train(self, images: Tensor, labels: Tensor) -> nn.Sequential:
+        """Return the network trained on these images, in eval mode."""
         net = self._network()
         optimizer = torch.optim.AdamW(net.parameters(), 3e-3, weight_decay=0.05)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=self.steps)
         random = generator("small classifier")
         for _ in range(self.steps):
             chosen = torch.randint(len(images), (64,), generator=random)
-            loss = nn.functional.cross_entropy(net(to_float(images[chosen])), labels[chosen], label_smoothing=0.05)
+            logits = net(to_float(images[chosen]))
+            loss = nn.functional.cross_entropy(logits, labels[chosen], label_smoothing=0.05)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -219,8 +248,10 @@ class SmallClassifier(Extractor):
 
 
 def prepare(extractor: Extractor, shape: tuple[int, ...], device: torch.device, training_set: TrainingSet) -> None:
-    """Prepare an extractor for images of this `shape` (c, h, w), on the images and labels of a set if it needs them."""
+    """Prepare an extractor for images of this `shape` (c, h, w); `training_set` is read only if it needs labels."""
     if extractor.needs_labels:
-        extractor.prepare(*training_set(), device)
+        images, labels = training_set()
     else:
-        extractor.prepare(torch.zeros(0, *shape, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64), device)
+        images = torch.zeros(0, *shape, dtype=torch.uint8)
+        labels = torch.zeros(0, dtype=torch.int64)
+    extractor.prepare(images, labels, device)

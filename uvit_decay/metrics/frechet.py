@@ -16,7 +16,7 @@ from torchmetrics import Metric
 
 from uvit_decay.runtime.errors import UserError
 
-# Relative tolerance: of tr S_1 + tr S_2 for a d^2 below 0, of the largest covariance for its asymmetry.
+# Tolerance relative to tr S_1 + tr S_2 for a negative d^2, and to the largest covariance for asymmetry.
 ROUNDING = 1e-6
 
 
@@ -31,22 +31,27 @@ def frechet_distance(a: Statistics, b: Statistics) -> float:
     """Return d^2 of two Gaussians with these statistics.
 
     The trace of the root is the sum of the singular values of S_1^(1/2) S_2^(1/2). Eigenvalues of S that are 0 up to
-    rounding are left out, so that fewer images than features need no regularisation and lose no accuracy.
+    rounding are left out. So with fewer images than features no regularisation is needed, and no accuracy is lost.
+
+    Raises:
+        UserError: statistics are not finite, have different widths, or a covariance is not symmetric and positive.
     """
     check_statistics("the Frechet distance: the first statistics", a)
     check_statistics("the Frechet distance: the second statistics", b)
     if len(a.mean) != len(b.mean):
         raise UserError(f"the Frechet distance: statistics of {len(a.mean)} and of {len(b.mean)} features")
-    cross = torch.linalg.svdvals(_root(a.cov).T @ _root(b.cov.to(a.cov.device))).sum()
+    roots = _root(a.cov).T @ _root(b.cov.to(a.cov.device))
+    cross = torch.linalg.svdvals(roots).sum()
     total = a.cov.trace() + b.cov.trace().to(a.cov.device)
-    squared = float((a.mean - b.mean.to(a.mean.device)).square().sum() + total - 2 * cross)
+    of_means = (a.mean - b.mean.to(a.mean.device)).square().sum()
+    squared = float(of_means + total - 2 * cross)
     if squared < -ROUNDING * float(total.abs()):
-        raise UserError("the Frechet distance: a covariance has negative eigenvalues, so it is none")
+        raise UserError("the Frechet distance: a covariance matrix has negative eigenvalues, so it is invalid")
     return max(squared, 0.0)
 
 
 def check_statistics(problem: str, s: Statistics) -> None:
-    """Raise a UserError that begins with `problem` unless all is finite and the covariance symmetric, (d, d)."""
+    """Raise a UserError that begins with `problem` unless all numbers are finite and the covariance is symmetric."""
     if not (s.mean.isfinite().all() and s.cov.isfinite().all()):
         raise UserError(f"{problem} hold NaN or infinity")
     d = len(s.mean)
@@ -57,27 +62,28 @@ def check_statistics(problem: str, s: Statistics) -> None:
 def _root(cov: Tensor) -> Tensor:
     """Return U D^(1/2) of cov = U D U', (d, rank): a root up to a rotation, which leaves singular values unchanged."""
     values, vectors = torch.linalg.eigh(cov)
-    known = values > values[-1] * len(values) * torch.finfo(values.dtype).eps
-    return vectors[:, known] * values[known].sqrt()
+    rounding = values[-1] * len(values) * torch.finfo(values.dtype).eps
+    positive = values > rounding
+    return vectors[:, positive] * values[positive].sqrt()
 
 
 class Moments(Metric):
     """Streaming mean and covariance of batches of features, on one or more processes: update(features), then compute().
 
-    Stores the sums of 1, x and x x' only, added up over processes. Their float64 precision suffices for features with
-    large means: at 80 standard deviations, the maximum in Inception, the covariance is accurate to 1e-11.
+    Only the sums of 1, x and x x' are stored, and added up over processes. Their float64 precision is sufficient for
+    features with large means: at 80 standard deviations, the maximum in Inception, the covariance is accurate to 1e-11.
 
     Args:
         dim: length d of a feature vector, 2 or more.
-        sync: add up over processes; without it, one process may compute alone.
+        sync: add up over processes. If false, one process may compute alone.
     """
 
     full_state_update = False
 
     def __init__(self, dim: int, sync: bool = True) -> None:
         super().__init__(sync_on_compute=sync)
-        if dim < 2:  # torchmetrics drops the shape of tensors with one element
-            raise UserError(f"the Frechet distance needs features of two numbers or more, got {dim}")
+        if dim < 2:  # because torchmetrics drops the shape of tensors with one element
+            raise UserError(f"the Frechet distance needs features of at least 2 numbers, got {dim}")
         self.add_state("n", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
         self.add_state("sum", torch.zeros(dim, dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("outer", torch.zeros(dim, dim, dtype=torch.float64), dist_reduce_fx="sum")
@@ -95,12 +101,13 @@ class Moments(Metric):
         if n < 2:
             raise UserError(f"the Frechet distance needs at least two images on each side, got {n}")
         mean = self.sum / n
-        return Statistics(mean, (self.outer - n * torch.outer(mean, mean)) / (n - 1))
+        cov = (self.outer - n * torch.outer(mean, mean)) / (n - 1)
+        return Statistics(mean, cov)
 
 
 def check_features(metric: str, real: Tensor, fake: Tensor) -> None:
-    """Raise a UserError unless two sets of features, (n, d) and (m, d), are as wide as each other and finite."""
+    """Raise a UserError unless two sets of features, (n, d) and (m, d), have the same width d and are finite."""
     if real.shape[1] != fake.shape[1]:
-        raise UserError(f"{metric}: real features of {real.shape[1]} numbers an image, fake ones of {fake.shape[1]}")
+        raise UserError(f"{metric}: {real.shape[1]} features per real image, but {fake.shape[1]} per fake image")
     if not (real.isfinite().all() and fake.isfinite().all()):
         raise UserError(f"{metric}: features hold NaN or infinity")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from uvit_decay.runtime.errors import UserError
 
-# Seed of torch-fidelity's order of the images, on which its scores, and so published ones, depend.
+# Seed of torch-fidelity's order of the images. Its scores, and so published scores, depend on the order.
 ORDER_SEED = 2020
 
 
@@ -23,15 +23,18 @@ def inception_score(logits: Float[Tensor, "n k"], splits: int = 10) -> tuple[flo
     """
     n = len(logits)
     if n < splits:
-        raise UserError(f"the Inception Score over {splits} splits needs as many images, got {n}")
+        raise UserError(f"the Inception Score over {splits} splits needs at least {splits} images, got {n}")
     if not logits.isfinite().all():
         raise UserError("the Inception Score: the logits hold NaN or infinity")
-    order = torch.from_numpy(np.random.RandomState(ORDER_SEED).permutation(n))  # noqa: NPY002 - as torch-fidelity
+    stream = np.random.RandomState(ORDER_SEED)  # noqa: NPY002 - as in torch-fidelity
+    order = torch.from_numpy(stream.permutation(n))
     shuffled = logits.cpu()[order]
     scores = []
     for i in range(splits):
-        log_p = shuffled[i * n // splits : (i + 1) * n // splits].double().log_softmax(dim=1)
+        part = shuffled[i * n // splits : (i + 1) * n // splits]
+        log_p = part.double().log_softmax(dim=1)
         log_marginal = log_p.logsumexp(dim=0) - math.log(len(log_p))
-        scores.append((log_p.exp() * (log_p - log_marginal)).sum(dim=1).mean().exp())
+        divergences = (log_p.exp() * (log_p - log_marginal)).sum(dim=1)
+        scores.append(divergences.mean().exp())
     values = torch.stack(scores)
     return float(values.mean()), float(values.std(correction=0))

@@ -3,7 +3,7 @@
     k(x, y) = (x . y / d + 1)^3
     MMD^2 = mean_{i != j} k(x_i, x_j) + mean_{i != j} k(y_i, y_j) - 2 mean_{i, j} k(x_i, y_j)
 
-It is the mean of the unbiased estimate MMD^2 over random subsets; n, m = real and fake images, d = features.
+The distance is the mean of the unbiased estimate MMD^2 over random subsets; n, m = real and fake images, d = features.
 """
 
 from __future__ import annotations
@@ -19,37 +19,45 @@ from uvit_decay.runtime.errors import check_whole
 
 def kernel_distance(
     real: Float[Tensor, "n d"],
-    fake: Float[Tensor, "m _"],  # d, too; checked below, with a UserError
+    fake: Float[Tensor, "m _"],  # also d wide; checked below, with a UserError
     subsets: int = 100,
     subset_size: int = 1000,
     seed: int = 2020,
 ) -> tuple[float, float]:
     """Return mean and standard deviation (ddof 0) of MMD^2 over the subsets, in float64 on the features' device.
 
-    The subsets are torch-fidelity's for the fake images as its input 1 and the real ones as its input 2. The mean is
+    The subsets are torch-fidelity's with fake images as its input 1 and real images as its input 2. The mean is
     unbiased and can be negative.
+
+    Raises:
+        UserError: features have different widths or are not finite, or there are fewer images than in a subset.
     """
     check_features("the kernel distance", real, fake)
     check_whole(2, min(len(real), len(fake)), subset_size=subset_size)
     stream = np.random.RandomState(seed)  # noqa: NPY002 - torch-fidelity uses the legacy generator
 
-    def drawn(x: Tensor) -> Tensor:
+    def draw(x: Tensor) -> Tensor:
         chosen = torch.from_numpy(stream.choice(len(x), subset_size, replace=False))
         return x[chosen.to(x.device, non_blocking=True)].double()
 
     values = []
     for _ in range(subsets):
-        y = drawn(fake)  # before the real ones, as in torch-fidelity
-        values.append(squared_mmd(drawn(real), y))
+        y = draw(fake)  # before the real ones, as in torch-fidelity
+        x = draw(real)
+        values.append(estimate_squared_mmd(x, y))
     estimates = torch.stack(values)
     return float(estimates.mean()), float(estimates.std(correction=0))
 
 
-def squared_mmd(x: Float[Tensor, "s d"], y: Float[Tensor, "s d"]) -> Float[Tensor, ""]:
+def estimate_squared_mmd(x: Float[Tensor, "s d"], y: Float[Tensor, "s d"]) -> Float[Tensor, ""]:
     """Return the unbiased MMD^2 of two sets of the same size s."""
-    s = len(x)
-    within = [(k.sum() - k.trace()) / (s * (s - 1)) for k in (polynomial(x, x), polynomial(y, y))]
-    return within[0] + within[1] - 2 * polynomial(x, y).mean()
+    return _mean_of_others(polynomial(x, x)) + _mean_of_others(polynomial(y, y)) - 2 * polynomial(x, y).mean()
+
+
+def _mean_of_others(kernel: Float[Tensor, "s s"]) -> Float[Tensor, ""]:
+    """Return the mean over all i != j."""
+    s = len(kernel)
+    return (kernel.sum() - kernel.trace()) / (s * (s - 1))
 
 
 def polynomial(x: Float[Tensor, "s d"], y: Float[Tensor, "s d"]) -> Float[Tensor, "s s"]:

@@ -3,8 +3,8 @@
     MIND = 3 d mean_u W^2(u . x, u . y),    W^2 = integral over q in (0, 1) of (F_x^-1(q) - F_y^-1(q))^2
 
 n, m = real and fake images, d = features, u = unit vectors, F^-1 = the quantiles of the numbers u . x of all images.
-For normal distributions that differ in their means alone it is 3 |mu_x - mu_y|^2. Scale and power are those of
-torch-fidelity, which takes as many real images as fake ones; here any n and m have exact quantiles.
+For normal distributions that differ only in their means, MIND is 3 |mu_x - mu_y|^2. Scale and power are the same as in
+torch-fidelity, which needs equal numbers of real and fake images; here quantiles are exact for any n and m.
 """
 
 from __future__ import annotations
@@ -23,27 +23,34 @@ _AT_ONCE = 64  # projections; of 50,000 images they take 26 MB
 
 def mind(
     real: Float[Tensor, "n d"],
-    fake: Float[Tensor, "m _"],  # d, too; checked below, with a UserError
+    fake: Float[Tensor, "m _"],  # also d wide; checked below, with a UserError
     projections: int,
 ) -> float:
     """Return MIND, 3 d times the mean of the squared 2-Wasserstein distance over random directions.
 
-    Direction i is a function of (i, d) alone, uniform on the sphere, so that distances of several networks are in the
-    same directions. Each W^2 is exact for any n and m: the quantiles are those of the n and m numbers, steps that are
-    not interpolated. Features are projected in float32, distances computed in float64, on the features' device.
+    Direction i is uniform on the sphere and depends only on (i, d), so several networks are compared in the same
+    directions. Each W^2 is exact for any n and m, because quantiles are step functions, without interpolation. Features
+    are projected in float32, distances computed in float64, on the features' device.
 
     Raises:
-        UserError: features of different width, or that are not finite.
+        UserError: features have different widths or are not finite.
     """
     check_features("MIND", real, fake)
     rows, columns, weights = _common_steps(len(real), len(fake), real.device)
     total = torch.zeros((), dtype=torch.float64, device=real.device)
     with computing(real.device, "float32"):
         for numbers in torch.arange(projections, device=real.device).split(_AT_ONCE):
-            directions = F.normalize(normal("sliced Wasserstein", rows=numbers, shape=(real.shape[1],)), dim=1)
-            x, y = ((directions @ side.T).sort(dim=1).values.double() for side in (real, fake))
+            vectors = normal("sliced Wasserstein", rows=numbers, shape=(real.shape[1],))
+            directions = F.normalize(vectors, dim=1)
+            x = _sort_projections(directions, real)
+            y = _sort_projections(directions, fake)
             total += ((x[:, rows] - y[:, columns]).square() @ weights).sum()
     return 3 * real.shape[1] * float(total) / projections
+
+
+def _sort_projections(directions: Tensor, features: Tensor) -> Tensor:
+    """Return the projections of features (n, d) on each direction, (directions, n) float64, ascending."""
+    return (directions @ features.T).sort(dim=1).values.double()
 
 
 def _common_steps(
@@ -53,7 +60,8 @@ def _common_steps(
 
     In units of 1 / (n m) all ends of steps are whole numbers.
     """
-    ends = [torch.arange(1, count + 1, device=device) * other for count, other in ((n, m), (m, n))]
-    ends = torch.cat(ends).unique()
+    ends_of_n = torch.arange(1, n + 1, device=device) * m
+    ends_of_m = torch.arange(1, m + 1, device=device) * n
+    ends = torch.cat([ends_of_n, ends_of_m]).unique()
     starts = F.pad(ends[:-1], (1, 0))
     return starts // m, starts // n, (ends - starts).double() / (n * m)

@@ -1,12 +1,12 @@
 """Fidelity and diversity from nearest neighbours in feature space; n, m = real and fake images, d = features.
 
 NND_k(x, X) is the Euclidean distance of x to its k-th nearest neighbour in X, excluding x itself. Precision and recall
-are those of Kynkaanniemi et al. (2019), coverage is that of Naeem et al. (2020).
+are defined by Kynkaanniemi et al. (2019), coverage by Naeem et al. (2020).
 
 Distances are computed in tiles of `block` x `block` pairs, with at most 50 block^2 + 48 block d bytes (0.4 GB at the
-default and d = 2048) for any n and m. A squared distance is |x|^2 + |y|^2 - 2 x . y in float64, or the sum of the
-squared differences where that cancels, then rounded to float32, so that equal distances are exactly equal for any
-tiles. 10,000 x 10,000 distances at d = 2048 take 14 s of a CPU core; differences for all pairs would take 110 s.
+default and d = 2048) for any n and m. A squared distance is |x|^2 + |y|^2 - 2 x . y in float64, or the sum of squared
+differences if this cancels. It is then rounded to float32, so that equal distances are exactly equal for any tiles.
+10,000 x 10,000 distances at d = 2048 take 14 s of a CPU core; differences for all pairs would take 110 s.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from uvit_decay.metrics.frechet import check_features
 from uvit_decay.runtime.errors import UserError
 
 BLOCK = 2048
-# Below this share of |x|^2 + |y|^2 the rounding error of float64, about 4e-16 of it, would change the float32 result.
+# Below this fraction of |x|^2 + |y|^2, the rounding error of float64 (a fraction of about 4e-16) would change the
+# float32 result.
 CANCELS = 1e-7
 PAIRS_AT_ONCE = 2**23  # entries in a chunk of differences x - y
 
@@ -31,11 +32,15 @@ def precision_recall(
 ) -> tuple[float, float]:
     """Return precision and recall of Kynkaanniemi et al. (2019), as computed by torch-fidelity and ADM (k = 3).
 
-    Precision is the share of fake y with |y - x| <= NND_k(x, real) for some real x; recall is the same with the sides
-    exchanged. Computed on the features' device.
+    Precision is the fraction of fake y with |y - x| <= NND_k(x, real) for some real x. Recall is the same with real and
+    fake exchanged. Computed on the features' device.
+
+    Raises:
+        UserError: features have different widths or are not finite, or there are at most k images on one side.
     """
     check_features("precision and recall", real, fake)
-    real_radii, fake_radii = (_squared_radii(side, x, k, block) for side, x in (("real", real), ("fake", fake)))
+    real_radii = _compute_squared_radii("real", real, k, block)
+    fake_radii = _compute_squared_radii("fake", fake, k, block)
     precise = torch.zeros(len(fake), dtype=torch.bool, device=fake.device)
     recalled = torch.zeros(len(real), dtype=torch.bool, device=real.device)
     for rows, columns, squared in _tiles(fake, real, block):
@@ -44,15 +49,19 @@ def precision_recall(
     return float(precise.double().mean()), float(recalled.double().mean())
 
 
-def covered(
+def find_covered(
     real: Float[Tensor, "n d"], fake: Float[Tensor, "m _"], k: int = 5, block: int = BLOCK
 ) -> Bool[Tensor, " n"]:
     """Return which real images are covered, |y - x| < NND_k(x, real) for some fake y (Naeem et al., 2020).
 
-    Coverage is their share; the ball is open, as in the authors' code. Computed on the features' device.
+    Coverage is the fraction of covered images. The ball is open, as in the authors' code. Computed on the features'
+    device.
+
+    Raises:
+        UserError: features have different widths or are not finite, or there are at most k real images.
     """
     check_features("coverage", real, fake)
-    radii = _squared_radii("real", real, k, block)
+    radii = _compute_squared_radii("real", real, k, block)
     inside = torch.zeros(len(real), dtype=torch.bool, device=real.device)
     for _, columns, squared in _tiles(fake, real, block):
         inside[columns] |= (squared < radii[columns]).any(dim=0)
@@ -64,35 +73,37 @@ def nearest(
 ) -> tuple[Float[Tensor, "q k"], Int64[Tensor, "q k"]]:
     """Return the float32 Euclidean distances to the k nearest keys, ascending, and the indices of these keys.
 
-    Keys at equal distances are ordered by index. Computed on the features' device; a query that is also a key has
-    itself as a neighbour, at a distance of exactly 0.
+    Keys at equal distances are ordered by index. A query that is also a key has itself as a neighbour, at a distance of
+    exactly 0. Computed on the features' device.
     """
     squared, indices = _nearest_squared(queries, keys, k, block)
     return squared.sqrt(), indices
 
 
-def _squared_radii(side: str, x: Tensor, k: int, block: int) -> Tensor:
+def _compute_squared_radii(side: str, x: Tensor, k: int, block: int) -> Tensor:
     """Return NND_k(x, X)^2 for each x of X, float32 (n,)."""
     if k < 1 or len(x) <= k:
         raise UserError(f"the {k} nearest neighbours need more than {k} {side} images, got {len(x)}")
-    return _nearest_squared(x, x, k + 1, block)[0][:, k]  # the first is x itself, or a duplicate of it
+    squared, _ = _nearest_squared(x, x, k + 1, block)
+    return squared[:, k]  # the first neighbour is x itself, or a duplicate of it
 
 
 def _nearest_squared(queries: Tensor, keys: Tensor, k: int, block: int) -> tuple[Tensor, Tensor]:
     """Return the squared distances to the k nearest keys, float32 ascending, and their indices; ties by index."""
     if not 1 <= k <= len(keys):
         raise UserError(f"the {k} nearest neighbours need at least {k} images to choose from, got {len(keys)}")
-    # topk does not specify the order of ties, so each candidate is one int64: the bits of its float32 distance in the
-    # upper half, the index of the key in the lower half. Floats >= 0 are ordered like their bits, so that the smallest
-    # integers are the nearest keys, ties by index. `last` is larger than any candidate.
+    # topk does not specify the order of ties. So each candidate is one int64: the bits of its float32 distance in the
+    # upper half, the index of the key in the lower half. Floats >= 0 are ordered like their bits, so the smallest
+    # integers are the nearest keys, with ties by index. `last` is larger than any candidate.
     last = torch.iinfo(torch.int64).max
     best = torch.full((len(queries), k), last, dtype=torch.int64, device=queries.device)
     for rows, columns, squared in _tiles(queries, keys, block):
         indices = torch.arange(columns.start, columns.stop, device=keys.device)
         packed = squared.view(torch.int32).long() << 32 | indices
-        # The best k of this tile, then the best k of these and those of the tiles before.
+        # The best k of this tile, then the best k of this and all earlier tiles.
         nearby = packed.topk(min(k, packed.shape[1]), largest=False, sorted=False).values
-        best[rows] = torch.cat([best[rows], nearby], dim=1).topk(k, largest=False).values
+        candidates = torch.cat([best[rows], nearby], dim=1)
+        best[rows] = candidates.topk(k, largest=False).values
     return (best >> 32).int().view(torch.float32), best & 0xFFFFFFFF
 
 
@@ -103,15 +114,15 @@ def _tiles(a: Tensor, b: Tensor, block: int) -> Iterator[tuple[slice, slice, Ten
         x = a[rows].double()
         for j in range(0, len(b), block):
             columns = slice(j, min(j + block, len(b)))
-            yield rows, columns, _squared_distances(x, b[columns].double())
+            yield rows, columns, _compute_squared_distances(x, b[columns].double())
 
 
-def _squared_distances(x: Tensor, y: Tensor) -> Tensor:
+def _compute_squared_distances(x: Tensor, y: Tensor) -> Tensor:
     """Return |x_i - y_j|^2 of float64 rows, correctly rounded to float32 except for about one value in millions."""
     scale = x.square().sum(dim=1, keepdim=True) + y.square().sum(dim=1)
     squared = torch.addmm(scale, x, y.T, alpha=-2)
     rows, columns = (squared < CANCELS * scale).nonzero(as_tuple=True)
-    for part in torch.arange(len(rows), device=x.device).split(max(1, PAIRS_AT_ONCE // x.shape[1])):
-        i, j = rows[part], columns[part]
+    at_once = max(1, PAIRS_AT_ONCE // x.shape[1])
+    for i, j in zip(rows.split(at_once), columns.split(at_once), strict=True):
         squared[i, j] = (x[i] - y[j]).square().sum(dim=1)
     return squared.float()

@@ -1,7 +1,7 @@
-"""Resizing of uint8 images to the size of a network, the only difference between the protocols of its features.
+"""Resizing of uint8 images to the size of a network; protocols of the same network differ only in it.
 
-n = images, h and w = their height and width. For the 299x299 of Inception-v3 outputs are float32 in [-1, 1], for the
-224x224 of DINOv2 float32 pixels of about [0, 255].
+n = images, h and w = their height and width. Outputs for Inception-v3 (299x299) are float32 in [-1, 1]; outputs for
+DINOv2 (224x224) are float32 pixels of about [0, 255].
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ DINOV2_SIZE = 224
 
 def resize_pytorch_fid(images: UInt8[Tensor, "n 3 h w"]) -> Float32[Tensor, "n 3 299 299"]:
     """Resize as pytorch-fid, and so U-ViT: bilinear between pixel centres, without antialiasing."""
-    return F.interpolate(images.float() / 255, (SIZE, SIZE), mode="bilinear", align_corners=False) * 2 - 1
+    x = F.interpolate(images.float() / 255, (SIZE, SIZE), mode="bilinear", align_corners=False)
+    return x * 2 - 1
 
 
 def resize_adm(images: UInt8[Tensor, "n 3 h w"]) -> Float32[Tensor, "n 3 299 299"]:
@@ -38,10 +39,14 @@ def resize_adm(images: UInt8[Tensor, "n 3 h w"]) -> Float32[Tensor, "n 3 299 299
 def _lerp(x: Tensor, axis: int) -> Tensor:
     """Resize one axis as TensorFlow 1 did: output i lies at i * size / 299."""
     size = x.shape[axis]
-    at = torch.arange(SIZE, dtype=torch.float32, device=x.device) * torch.tensor(size / SIZE, dtype=torch.float32)
+    step = torch.tensor(size / SIZE, dtype=torch.float32)
+    at = torch.arange(SIZE, dtype=torch.float32, device=x.device) * step
     low = at.long()
-    weight = (at - low).reshape(-1, *[1] * (3 - axis))
-    start, end = x.index_select(axis, low), x.index_select(axis, (low + 1).clamp(max=size - 1))
+    high = (low + 1).clamp(max=size - 1)
+    later_axes = [1] * (3 - axis)
+    weight = (at - low).reshape(-1, *later_axes)
+    start = x.index_select(axis, low)
+    end = x.index_select(axis, high)
     return end.sub_(start).mul_(weight).add_(start)
 
 
@@ -59,11 +64,14 @@ def resize_edm2(images: UInt8[Tensor, "n 3 h w"]) -> Float32[Tensor, "n 3 224 22
 def resize_dgm(images: UInt8[Tensor, "n 3 h w"]) -> Float32[Tensor, "n 3 224 224"]:
     """Resize as dgm-eval (Stein et al., 2023): Pillow's antialiased bicubic filter on uint8, which rounds and clamps.
 
-    By Pillow itself, so on the CPU: images on a GPU are copied there and back.
+    Pillow runs on the CPU, so images on a GPU are copied there and back.
     """
-    pictures = map(Image.fromarray, images.permute(0, 2, 3, 1).cpu().numpy())
-    resized = [np.asarray(p.resize((DINOV2_SIZE, DINOV2_SIZE), Image.Resampling.BICUBIC)) for p in pictures]
-    return torch.from_numpy(np.stack(resized)).to(images.device).permute(0, 3, 1, 2).float().contiguous()
+    resized = []
+    for pixels in images.permute(0, 2, 3, 1).cpu().numpy():
+        picture = Image.fromarray(pixels).resize((DINOV2_SIZE, DINOV2_SIZE), Image.Resampling.BICUBIC)
+        resized.append(np.asarray(picture))
+    batch = torch.from_numpy(np.stack(resized)).to(images.device)
+    return batch.permute(0, 3, 1, 2).float().contiguous()
 
 
 RESIZE = {"pytorch-fid": resize_pytorch_fid, "adm": resize_adm, "clean": resize_clean}  # by Protocol
