@@ -267,7 +267,7 @@ def refused(capsys: pytest.CaptureFixture, command: Callable[..., None], *args: 
 
 def trained_once(patch: pytest.MonkeyPatch) -> None:
     """Train the classifier of digits, whose 300 steps take five seconds, once for all evaluations in this process."""
-    train = SmallClassifier._trained
+    train = SmallClassifier._train
 
     def remembered(self, images, labels):
         key = self.steps, images.numpy().tobytes(), labels.numpy().tobytes()
@@ -275,7 +275,7 @@ def trained_once(patch: pytest.MonkeyPatch) -> None:
             CLASSIFIERS[key] = train(self, images, labels)
         return copy.deepcopy(CLASSIFIERS[key])
 
-    patch.setattr(SmallClassifier, "_trained", remembered)
+    patch.setattr(SmallClassifier, "_train", remembered)
 
 
 @pytest.fixture(scope="session")

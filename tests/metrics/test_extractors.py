@@ -70,7 +70,7 @@ def test_training_is_deterministic_and_leaves_the_global_stream_alone(digits):
 
 def test_training_says_nothing_of_several_gpus_and_leaves_their_random_states(digits, monkeypatch, recwarn):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)  # without one, `fork_rng()` fails after its warning
-    monkeypatch.setattr(SmallClassifier, "_trained", lambda self, *_: self._network())
+    monkeypatch.setattr(SmallClassifier, "_train", lambda self, *_: self._network())
     prepared(digits)
     assert not [warning for warning in recwarn if "fork" in str(warning.message) or "CUDA" in str(warning.message)]
 
