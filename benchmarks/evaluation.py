@@ -100,7 +100,7 @@ def ours(
         sides = open_images(str(samples), 3), None, open_images(str(reference), 3)
         options = MetricOptions(("fid", "is", "kid", "prc"), subset, allow_few=True)
         comparison = Comparison(*sides, extractor, device, batch, options)
-        store, against = comparison.extract(Path(folder) / "samples", Processes(), show=False)
+        store, against = comparison.extract(Path(folder) / "samples", Processes())
         return comparison.measure(store, against)
 
 

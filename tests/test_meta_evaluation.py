@@ -155,7 +155,7 @@ def test_features_are_stored_with_one_wait_a_batch_for_each_kind(digits, tmp_pat
     extractor.channels, extractor.widths["logits"], extractor.sha256 = 1, 10, ""
     extractor.net = extractor._network().eval().to(META)
     images = DatasetImages("digits", digits.test, 1, (), list(range(48)))
-    run = Extract(extractor, META, batch_size=2, show=False).run
+    run = Extract(extractor, META, batch_size=2).run
     found, store = waits_of(lambda: run(images, ["features", "logits", "shown"], Processes(), tmp_path / "store"))
     assert found == {f"extract.py _extract: {TO_HOST}": 2 * 24}
     assert store.tensor("features").shape == (48, 64)

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from PIL.Image import Image
 from torch import Tensor
-from tqdm import tqdm
 
 from uvit_decay import image_io
 from uvit_decay.class_names import in_words
@@ -18,6 +17,7 @@ from uvit_decay.runtime.distributed import Processes, batches
 from uvit_decay.runtime.download import checksum
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import check_writable, remove_remains
+from uvit_decay.runtime.progress import Work, track
 from uvit_decay.runtime.validation import read_json, write_json
 from uvit_decay.samples import PATHS, Samples
 from uvit_decay.sampling_options import LARGEST_GRID
@@ -68,8 +68,8 @@ def write_samples(samples: Samples, num: int, out: Path, batch_size: int, proces
         return
     existing = num - len(numbers)
     title = f"{samples.sampling.name}, {samples.weights} weights"
-    with tqdm(total=num, initial=existing, unit="image", desc=title) as bar:  # closed before an error is printed
-        _write(samples, out, numbers, _count_images(parts, bar))
+    with track(title, num, "image", existing) as work:  # closed before an error is printed
+        _write(samples, out, numbers, _count_images(parts, work))
     print(_summarise(samples, out, len(numbers), existing))
 
 
@@ -83,11 +83,11 @@ def _write(samples: Samples, out: Path, numbers: Sequence[int], images: Iterable
         image_io.save_image(out, grid(samples, images))
 
 
-def _count_images(parts: Iterable[Tensor], bar: tqdm) -> Iterator[Tensor]:
-    """Yield the same batches, and count their images in a progress bar."""
+def _count_images(parts: Iterable[Tensor], work: Work) -> Iterator[Tensor]:
+    """Yield the same batches, and count their images as done."""
     for part in parts:
         yield part
-        bar.update(len(part))
+        work.update(len(part))
 
 
 def _summarise(samples: Samples, out: Path, written: int, existing: int) -> str:

@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import sys
+import time
 from unittest.mock import Mock
 
 import pytest
@@ -14,8 +15,10 @@ from lightning.pytorch.utilities import rank_zero_info
 from runs import StopAt
 
 from uvit_decay.callbacks import Progress
+from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.commands.cli import CLI
 from uvit_decay.data import Digits
+from uvit_decay.runtime.progress import lines_every, track
 
 LOSS = r"loss=\d(\.\d+)?, lr=0\.\d+, images/s=[\d,]+"
 
@@ -176,3 +179,44 @@ def test_a_run_without_test_images_does_not_warn_of_an_empty_list(tmp_path, recw
 
     tiny_trainer(tmp_path, max_steps=1, limit_val_batches=1.0).fit(tiny_task(), Untested(32))
     assert not [warning for warning in recwarn if "Total length of `list`" in str(warning.message)]
+
+
+class Slow(Periodic):
+    """An evaluation that takes a while; of the images it counts three."""
+
+    def evaluate(self, trainer, task) -> None:
+        with track("images", 5, "image") as work:
+            work.update(3)
+            time.sleep(0.5)
+
+    def evaluations(self, trainer, task) -> int:
+        return 5
+
+
+def test_lines_go_on_while_a_callback_evaluates(tmp_path, capsys):
+    fit(tmp_path, Slow(), Progress(line_every=0.1), max_steps=2)
+    lines = capsys.readouterr().err.splitlines()
+    shown = [line for line in lines if line.startswith("Slow at step 2: images: 3/5 images after ")]
+    assert 2 <= len(shown) <= 5
+    assert not any("|" in line or "\r" in line for line in lines)
+
+
+def test_lines_go_on_during_validation(tmp_path, capsys):
+    slow = LambdaCallback(on_validation_batch_end=lambda *_: time.sleep(0.25))
+    fit(tmp_path, slow, Progress(line_every=0.1), max_steps=2, limit_val_batches=2, val_check_interval=1)
+    assert any(line.startswith("step 1/2 after") for line in capsys.readouterr().err.splitlines())
+
+
+@pytest.mark.parametrize("options", [{"enable_progress_bar": False}, {}])
+def test_without_our_bar_an_evaluation_has_no_lines(tmp_path, capsys, options):
+    with lines_every(0.1):
+        callbacks = [] if options else [TQDMProgressBar()]
+        fit(tmp_path, Slow(), *callbacks, max_steps=1, **options)
+    assert "Slow at step" not in capsys.readouterr().err
+
+
+def test_a_terminal_shows_an_evaluation_below_the_bar(tmp_path, monkeypatch):
+    terminal = terminal_of(monkeypatch)
+    fit(tmp_path, Slow(), Progress(every=0), max_steps=1)
+    assert any(re.match(r"images: +60%\|", bar) for bar in terminal.shown)
+    assert not any(bar.startswith("Slow at step") for bar in terminal.shown)

@@ -76,6 +76,7 @@ def test_of_a_name_that_comes_twice_the_last_counts(tmp_path):
 
 
 def test_a_scan_that_takes_long_shows_a_bar(whole, capfd, monkeypatch):
+    monkeypatch.setattr("os.get_terminal_size", lambda *_: os.terminal_size((120, 40)))
     list_images(whole)
     assert capfd.readouterr().err == ""
     monkeypatch.setattr(archives, "_PATIENCE", 0.0)

@@ -1,5 +1,6 @@
 """Folders, zips and tars of images: how they are listed, read, and refused; test_archives.py has more of tars."""
 
+import os
 import pickle
 from itertools import product
 from pathlib import Path
@@ -10,6 +11,7 @@ from image_noise import SIZE, fails, noise, tree, write_tar, write_zip
 from refusals import raises_user_error
 from torch.utils.data import DataLoader
 
+from uvit_decay.data import image_files
 from uvit_decay.data.image_files import list_images, read
 
 CLASSES = ["dog/b.png", "cat/a.PNG", "cat/c.Bmp", "dog/a.webp", "ant/x.tiff"]
@@ -97,11 +99,13 @@ def test_indices(tmp_path):
         assert read(listing, SIZE, 1, indices=[]).shape == (0, 1, SIZE, SIZE)
 
 
-def test_progress_is_shown_of_many(tmp_path, capfd):
+def test_a_bar_is_shown_when_reading_takes_long(tmp_path, capfd, monkeypatch):
     listing = list_images(tree(tmp_path / "data", ["a.png"]))
+    monkeypatch.setattr("os.get_terminal_size", lambda *_: os.terminal_size((120, 40)))
     read(listing, SIZE, 3)
     assert capfd.readouterr().err == ""
-    read(listing, SIZE, 3, indices=[0] * 2001)
+    monkeypatch.setattr(image_files, "_PATIENCE", 0.0)
+    read(listing, SIZE, 3)
     assert "reading images" in capfd.readouterr().err
 
 

@@ -44,7 +44,7 @@ def test_a_set_is_sent_to_workers_by_name_and_reads_the_same_there(encoded):
             ("labels", "manifest", "encode"),
         ),
         (lambda f: edit(f, count=10**12, shard_size=1), ("count", "shard_size")),
-        (lambda f: edit(f, count="22"), "count must be int, it is '22'"),
+        (lambda f: edit(f, count="22"), "count must be int, got '22'"),
         (lambda f: edit(f, checksum=0), ("manifest.json", "damaged")),
         (lambda f: edit(f, class_hash="0"), ("classes", "class_hash")),
         (lambda f: edit(f, dtype="bfloat16"), "shard"),

@@ -1,5 +1,7 @@
 """Encoding of images to latents: what is stored, what is refused, and that it may be interrupted and repeated."""
 
+import os
+import re
 import shutil
 from dataclasses import replace
 from types import SimpleNamespace
@@ -9,7 +11,7 @@ import torch
 from conftest import save_tiny_vae
 from image_noise import turn
 from latent_files import COUNT, SIZE, copy_set, encode, open_set, without_checksums
-from refusals import find_line, raises_user_error
+from refusals import raises_user_error
 from safetensors.torch import save
 
 from uvit_decay.autoencoder import Autoencoder
@@ -231,7 +233,10 @@ def test_other_images_of_the_same_names_are_refused_and_nothing_is_lost(encoded,
     assert contents(folder) == before
 
 
-def test_an_image_that_has_changed_is_refused_before_others_join_its_shard(encoded, image_dir, vae, tmp_path, capsys):
+def test_an_image_that_has_changed_is_refused_before_others_join_its_shard(
+    encoded, image_dir, vae, tmp_path, capfd, monkeypatch
+):
+    monkeypatch.setattr("os.get_terminal_size", lambda *_: os.terminal_size((120, 40)))
     folder, images = copy_set(encoded, tmp_path / "latents"), shutil.copytree(image_dir, tmp_path / "images")
     changed = sorted(images.rglob("*.png"))[6]  # third in the second shard
     turn(changed)
@@ -245,7 +250,7 @@ def test_an_image_that_has_changed_is_refused_before_others_join_its_shard(encod
     shutil.copy2(image_dir / changed.relative_to(images), changed)
     encode(images, folder, vae)
     assert shards(folder) == shards(encoded)
-    find_line(capsys.readouterr().err, "shards", "images")
+    assert re.search("shards .* images: +100%", capfd.readouterr().err)
 
 
 def test_a_folder_at_the_name_of_a_shard_is_one_line(encoded, image_dir, vae, tmp_path):

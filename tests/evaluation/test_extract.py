@@ -46,7 +46,7 @@ class Pixels(Extractor):
 
 
 def extracted(images, folder, batch_size=7, keep=("features", "shown")):
-    return Extraction(Pixels(), CPU, batch_size, show=False).run(images, keep, Processes(), folder)
+    return Extraction(Pixels(), CPU, batch_size).run(images, keep, Processes(), folder)
 
 
 @pytest.mark.parametrize("prefetch", [False, True])

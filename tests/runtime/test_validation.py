@@ -39,9 +39,9 @@ def test_values_become_what_they_are():
     [
         ({"inner": 3}, ("it", "inner", "dict", "'3'")),
         ({"inner": {}}, "it: inner lacks scale"),
-        ({"inner": {"scale": True}}, "it: inner: scale must be float, it is 'True'"),
+        ({"inner": {"scale": True}}, "it: inner: scale must be float, got 'True'"),
         ({"inner": {"scale": "1"}}, "it: inner: scale must be float"),
-        ({"inner": {"scale": float("nan")}}, "it: inner: scale must be float, it is 'nan'"),
+        ({"inner": {"scale": float("nan")}}, "it: inner: scale must be float, got 'nan'"),
         ({"inner": {"scale": 10**400}}, "it: inner: scale must be float"),
         ({"inner": {"scale": 1, "shift": 2}}, ("it", "inner", "shift")),
         ({"kind": "c"}, ("it", "kind", "'c'")),
@@ -91,7 +91,7 @@ def test_what_has_no_end_or_is_damaged_is_one_line_at_once(tmp_path, read, conte
 def test_what_is_no_file_is_not_waited_for(tmp_path):
 
     os.mkfifo(tmp_path / "pipe")
-    for name, message in (("pipe", "file"), (".", "file"), ("nowhere", "there")):
+    for name, message in (("pipe", "file"), (".", "file"), ("nowhere", "exist")):
         with raises_user_error(tmp_path / name, message):
             read_yaml(tmp_path / name)
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")

@@ -16,11 +16,11 @@ from uvit_decay.callbacks.ema import evaluation_weights
 from uvit_decay.callbacks.periodic import PeriodicSampling
 from uvit_decay.callbacks.run_log import record
 from uvit_decay.data import ImageData
-from uvit_decay.diffusion.sampling import Sampling
+from uvit_decay.diffusion.sampling import Sampling, total_nfe
 from uvit_decay.evaluation.feature_store import StatisticsFile
 from uvit_decay.evaluation.generation import Comparison, open_reference
 from uvit_decay.evaluation.image_sources import DatasetImages, GeneratedImages, ImageSource
-from uvit_decay.evaluation.metric_table import MetricOptions, collect_values, format_title
+from uvit_decay.evaluation.metric_table import MetricOptions, summary
 from uvit_decay.evaluation.report import remarks
 from uvit_decay.history import GENERATION
 from uvit_decay.image_io import to_uint8
@@ -33,6 +33,8 @@ from uvit_decay.sampling_options import MOST_IMAGES
 from uvit_decay.tasks.diffusion import DiffusionTask
 from uvit_decay.tasks.schedule import run_length
 
+MOST = 5000  # images of each measurement
+
 
 class GenerationMetrics(PeriodicSampling):
     """Metrics of `num` samples, generated on all ranks, against a reference; adds a line to generation.jsonl.
@@ -43,7 +45,10 @@ class GenerationMetrics(PeriodicSampling):
 
     Args:
         extractor: `Inception` for RGB photographs, `SmallClassifier` for small images such as digits.
-        num: number of samples; FID and FD need more samples than the extractor has features.
+        num: number of samples; FID and FD need more samples than the extractor has features. null sizes the number to
+            the data and the run: one for each training image, at most 5,000, and only as many as cost half of the
+            training's network evaluations, but at least twice as many as features. If there are no more training images
+            than features, nothing is measured.
         reference: as --reference of evaluate.py, its images cropped to the size of the samples; null: the training
             images.
         max_reference: largest number of training images in the reference, a fixed random choice.
@@ -63,7 +68,7 @@ class GenerationMetrics(PeriodicSampling):
     def __init__(
         self,
         extractor: Extractor,
-        num: int = 5000,
+        num: int | None = MOST,
         reference: str | None = None,
         max_reference: int = 50_000,
         seed: int = 1,
@@ -76,7 +81,9 @@ class GenerationMetrics(PeriodicSampling):
         every_n_epochs: int | None = None,
     ) -> None:
         super().__init__(sampling, every_n_steps, at_end, every_n_epochs)
-        check_whole(1, MOST_IMAGES, num=num, max_reference=max_reference, batch_size=batch_size)
+        check_whole(1, MOST_IMAGES, max_reference=max_reference, batch_size=batch_size)
+        if num is not None:
+            check_whole(1, MOST_IMAGES, num=num)
         check_whole(0, MOST_SEED, seed=seed)
         self.extractor = extractor
         self.num = num
@@ -92,13 +99,22 @@ class GenerationMetrics(PeriodicSampling):
         self._size = 0  # side of the samples in pixels, set by `prepare_evaluation`; 0 if nothing is measured
 
     def samples(self, trainer: Trainer, task: DiffusionTask) -> int:
-        return self.num
+        if self.num is not None:
+            return self.num
+        least = 2 * self.extractor.widths["features"]
+        affordable = self.affordable(trainer) / total_nfe(1, self.sampling_for(task))
+        return int(max(least, min(MOST, len(trainer.datamodule.train), affordable)))
 
     def prepare_evaluation(self, trainer: Trainer, task: DiffusionTask) -> None:
         """Load extractor, autoencoder and reference before training, so that missing files are reported early."""
         if trainer.fast_dev_run or not self._measures(trainer):
             return
         data: ImageData = trainer.datamodule
+        features = self.extractor.widths["features"]
+        if self.num is None and self.reference is None and len(data.train) <= features:
+            reason = f"{len(data.train)} training images, they need more than {features}"
+            rank_zero_info(f"warning: GenerationMetrics are left out: {reason}")
+            return
         self._size = data.image_size
         if data.latents:
             if self.reference is None:
@@ -136,7 +152,8 @@ class GenerationMetrics(PeriodicSampling):
             return
         comparison = self._comparison(task, self.sampling_for(task), "no", to_uint8)
         comparison.check()
-        comparison.extract_reference(Processes.current())
+        with self._shown(trainer):
+            comparison.extract_reference(Processes.current())
 
     def _reference_indices(self, data: ImageData) -> list[int]:
         """Return the indices of the training images in the reference; a classifier is trained on the same images."""
@@ -149,7 +166,7 @@ class GenerationMetrics(PeriodicSampling):
         shape = (channels, self._size, self._size)
         classes = range(task.net.num_classes)
         samples = Samples(task.source(), sampling, weights, classes, seed=self.seed, decode=decode, shape=shape)
-        images = GeneratedImages(samples, self.num, self.extractor.channels)
+        images = GeneratedImages(samples, self.samples(task.trainer, task), self.extractor.channels)
         options = replace(self.options, metrics=self.options.choose(self.extractor, 0))
         return Comparison(
             images,
@@ -162,6 +179,8 @@ class GenerationMetrics(PeriodicSampling):
         )
 
     def evaluate(self, trainer: Trainer, task: DiffusionTask) -> None:
+        if not self._size:
+            return
         sampling = self.sampling_for(task)
         processes = Processes.current()
         decode = to_uint8
@@ -171,7 +190,7 @@ class GenerationMetrics(PeriodicSampling):
             comparison = self._comparison(task, sampling, weights, decode)
             labelled = self.extractor.needs_labels and task.net.num_classes > 0
             also = ["logits"] if labelled else []
-            store, reference = comparison.extract(Path(folder) / "samples", processes, show=False, also=also)
+            store, reference = comparison.extract(Path(folder) / "samples", processes, also=also)
             if processes.is_main:
                 values = comparison.measure(store, reference)
                 if labelled:
@@ -185,10 +204,5 @@ class GenerationMetrics(PeriodicSampling):
         metadata = {**comparison.metadata(), "measured_nfe": nfe, "remarks": remarks(comparison)}
         logged = {f"{name}/{key}": value for name, value in values.items()}
         record(trainer, self.folder / GENERATION, values, metadata, logged)
-        displays = collect_values()
-        shown = []
-        for name, value in values.items():
-            decimals = displays[name].decimals if name in displays else 3
-            title = format_title(name, name.replace("_", " "), metadata["extractor"])
-            shown.append(f"{title} {value:.{decimals}f}")
-        rank_zero_info(f"GenerationMetrics at step {trainer.global_step}: {', '.join(shown)} ({key})")
+        shown = summary(values, metadata["extractor"])
+        rank_zero_info(f"GenerationMetrics at step {trainer.global_step}: {shown} ({key})")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from PIL import Image
 
 from uvit_decay import history
 from uvit_decay.callbacks.loggers import log_picture
+from uvit_decay.callbacks.progress import Progress
 from uvit_decay.callbacks.run_log import continue_history, find_previous_run, run_folder
 from uvit_decay.callbacks.stopping import at_signals
 from uvit_decay.data.datamodule import ImageData
@@ -23,9 +26,13 @@ from uvit_decay.image_io import save_image
 from uvit_decay.runtime.errors import UserError, check_whole
 from uvit_decay.runtime.files import check_writable
 from uvit_decay.runtime.precision import Precision, chosen_precision
+from uvit_decay.runtime.progress import lines_every, track
 from uvit_decay.tasks.base import Task
 from uvit_decay.tasks.diffusion import DiffusionTask
 from uvit_decay.tasks.resumption.finish import is_finishing
+from uvit_decay.tasks.schedule import run_length
+
+TRAINING_COST = 3  # a forward and a backward pass, in forward passes
 
 
 class Periodic(Callback):
@@ -91,7 +98,32 @@ class Periodic(Callback):
         """Check and load what `evaluate` needs, before training; long work belongs in `on_fit_start`."""
 
     def on_fit_start(self, trainer: Trainer, task: Task) -> None:
-        self.prepare_evaluation(trainer, task)
+        with self._shown(trainer):
+            self.prepare_evaluation(trainer, task)
+
+    def affordable(self, trainer: Trainer) -> float:
+        """Return how many network evaluations one `evaluate` may take if it is sized to the run; may be infinite.
+
+        All evaluations of this callback in a run then cost at most half of the training, in which an image counts as
+        TRAINING_COST evaluations.
+        """
+        epoch, total = run_length(trainer)
+        training = TRAINING_COST * total * trainer.datamodule.batch_size
+        times = float(self.at_end)
+        for interval in (self.every_n_steps, epoch * (self.every_n_epochs or 0)):
+            if interval:
+                times += total // interval
+        return training / 2 / max(times, 1.0) if math.isfinite(total) else math.inf
+
+    @contextmanager
+    def _shown(self, trainer: Trainer, when: str = "") -> Iterator[None]:
+        """Show the progress of this callback in the context, if the run has our progress bar."""
+        if isinstance(trainer.progress_bar_callback, Progress):
+            with track(type(self).__name__ + when, shown=trainer.is_global_zero):
+                yield
+        else:
+            with lines_every(math.inf):
+                yield
 
     def on_train_start(self, trainer: Trainer, task: Task) -> None:
         """Continue the history of a resumed run, and evaluate at its last step if that is due and not recorded."""
@@ -154,7 +186,7 @@ class Periodic(Callback):
         if trainer.global_step == self.evaluated or trainer.fast_dev_run:
             return
         self.folder = run_folder(trainer)
-        with at_signals(trainer, leave=True):
+        with at_signals(trainer, leave=True), self._shown(trainer, f" at step {trainer.global_step}"):
             self.evaluate(trainer, task)
         self.evaluated = trainer.global_step
 

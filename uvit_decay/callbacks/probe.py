@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info
@@ -11,6 +12,7 @@ from uvit_decay.callbacks.ema import evaluation_weights
 from uvit_decay.callbacks.loggers import log_picture
 from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.callbacks.run_log import record
+from uvit_decay.data import ImageData
 from uvit_decay.history import PROBES
 from uvit_decay.nn.intermediates import Pool, layer_indices
 from uvit_decay.representations.grid import Grid
@@ -20,6 +22,9 @@ from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.precision import Precision
 from uvit_decay.tasks.base import Task
+
+MOST = 10_000  # training images at most, unless the user sets another number
+LEAST = 20  # images of each class, if the number is sized to the run
 
 
 class LinearProbes(Periodic):
@@ -39,7 +44,9 @@ class LinearProbes(Periodic):
             given, otherwise U-ViT's middle block, SiT's last encoder block, or an encoder's last block.
         layers: numbers or names of the layers to probe; null: all.
         pool: `mean` of the patch tokens (null), of `all` tokens, or the class token (`cls`).
-        max_train: largest number of training images, a fixed random choice.
+        max_train: largest number of training images, a fixed random choice; null sizes training and test images to the
+            run: 10,000 and `max_test` at most, and only as many as cost half of the training's network evaluations, but
+            at least 20 of each class for training.
         max_test: largest number of test images, a fixed random choice.
         neighbours: k of the nearest neighbours.
         seed: seed of the noise.
@@ -59,7 +66,7 @@ class LinearProbes(Periodic):
         watch: int | str | None = None,
         layers: Sequence[int | str] | None = None,
         pool: Pool | None = None,
-        max_train: int = 10_000,
+        max_train: int | None = MOST,
         max_test: int = 5_000,
         neighbours: int = Probing.neighbours,
         seed: int = Probing.seed,
@@ -74,7 +81,7 @@ class LinearProbes(Periodic):
             times=None if times is None else tuple(times),
             layers=None if layers is None else tuple(map(str, layers)),
             pool=pool or Probing.pool,
-            max_train=max_train,
+            max_train=MOST if max_train is None else max_train,
             max_test=max_test,
             neighbours=neighbours,
             seed=seed,
@@ -83,12 +90,27 @@ class LinearProbes(Periodic):
         self.batch_size = batch_size
         self.watch = watch
         self.asked = precision
+        self.is_sized = max_train is None
 
     def prepare_evaluation(self, trainer: Trainer, task: Task) -> None:
         """Raise a UserError before training if network or data cannot be probed; a fast_dev_run does not probe."""
         if not trainer.fast_dev_run:
+            if self.is_sized:
+                self.probing = self._size(trainer, task)
             check_probed(task.net, task.path, trainer.datamodule, self.probing)
             self._find_tracked_layer(task)
+
+    def _size(self, trainer: Trainer, task: Task) -> Probing:
+        """Return the options with the images that the run affords; the test images are as many in proportion."""
+        data: ImageData = trainer.datamodule
+        if data.test is None:
+            return self.probing
+        train = min(MOST, len(data.train))
+        test = min(self.probing.max_test, len(data.test))
+        levels = len(self.probing.levels(task.path is None))
+        share = min(1.0, self.affordable(trainer) / (levels * (train + test)))
+        least = LEAST * len(data.class_names)
+        return replace(self.probing, max_train=max(least, int(share * train)), max_test=max(least, int(share * test)))
 
     def _find_tracked_layer(self, task: Task) -> int:
         """Return the number of the tracked layer; raise a UserError if it is not probed."""

@@ -17,21 +17,15 @@ from lightning.pytorch.utilities import rank_zero_info
 
 import uvit_decay
 from uvit_decay import diffusion
+from uvit_decay.commands.fit_help import FIT_FLAGS
+from uvit_decay.commands.messages import NAMEABLE, explain
+from uvit_decay.data import Digits
 from uvit_decay.data.latents.module import Latents
-from uvit_decay.runtime.command_line import with_hint
 from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole, explained
 from uvit_decay.runtime.program import CONFIGS, bundled, find_config
 from uvit_decay.runtime.validation import check_size, parse, read_text
 
-NAMEABLE = ["uvit_decay", "lightning", "torch.nn", "torch.optim"]  # packages that a configuration may name
 CALLERS = "lightning.pytorch.callbacks.lambda_function"  # its class calls any function that it is given
-DENIED = re.compile(r"Importing '([\w.]+)' is not allowed")  # in messages of jsonargparse
-FORMS = re.compile(
-    r"'NoneType'|abc.Sequence'|dot import path|import path format|Given value|Not a valid subclass of|"
-    r"Subclass types expect|^a class path|^a dict with"
-)
-CHOICES = re.compile(r"Expected a typing\.Literal\[(.*?)\]")
-LINKED = re.compile(r'"(model|data)": "seed"')  # both are set by --seed_everything
 YAML = get_loader("yaml")
 SHARDING = ("fsdp", "deepspeed", "modelparallel")  # words in the names of Lightning's strategies that shard
 FLAGS = ("-c", "--config")
@@ -61,7 +55,9 @@ class Parser(LightningArgumentParser):
         super().__init__(*args, **{"allow_abbrev": False, **options})
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        raise UserError(_gist(with_hint(message, self._option_string_actions))) from ex
+        flags = list(self._option_string_actions)
+        common = FIT_FLAGS if "--seed_everything" in flags else ()  # else the parser of a class, in a flag
+        raise UserError(explain(message, flags, self._actions, common)) from ex
 
     def dump(self, *args: Any, **options: Any) -> str:
         """Return the text of a configuration, with the class paths that all versions write.
@@ -85,21 +81,6 @@ def _stored_path(found: re.Match[str]) -> str:
     package, name = found[1], found[2]
     modules = SHORTENED[package]
     return f"{package}.{modules[name]}.{name}" if name in modules else found[0]
-
-
-def _gist(message: str) -> str:
-    """Return the reasons in a message of jsonargparse, which for a nested option lists all types that it tried."""
-    if denied := DENIED.search(message):
-        known = ", ".join(NAMEABLE)
-        return f"{denied[1]} is none of what configurations may name ({known}): --trust {denied[1]} allows it"
-    # The first line names the option; after "Errors:" each type that was tried has a reason. Drop the reasons of types
-    # that the value was not meant for (FORMS), unless all are of these.
-    lines = [line.strip(" -").replace("Parser key ", "") for line in message.splitlines()]
-    tried = lines.index("Errors:") if "Errors:" in lines else -1
-    reasons = [line for line in lines[tried + 1 :] if line]
-    where = lines[0].partition(":")[0] + ": " if tried > 0 else ""
-    gist = where + " ".join([line for line in reasons if not FORMS.search(line)] or reasons)
-    return LINKED.sub("--seed_everything", CHOICES.sub(r"expected one of \1", gist))
 
 
 def _load(text: str) -> Any:
@@ -184,10 +165,43 @@ def take_network_size(config: Namespace, words: Sequence[str], default: Path) ->
         return
     flags = [word.partition("=")[0] for word in words]
     is_flag = any(re.fullmatch(r"--model\.(init_args\.)?net\.(init_args\.)?image_size", flag) for flag in flags)
-    own_configs = [path for path in config.get("config") or () if Path(str(path)).resolve() != default.resolve()]
-    if is_flag or own_configs:
+    if is_flag or _has_own_config(config, default):
         arguments["image_size"] = size
         rank_zero_info(f"images are cropped to {size}x{size}, the network's size; --data.image_size sets another")
+
+
+def _has_own_config(config: Namespace, default: Path) -> bool:
+    """Return whether a --config is another one than the default configuration."""
+    paths = [Path(str(path)).resolve() for path in config.get("config") or ()]
+    return any(path != default.resolve() for path in paths)
+
+
+def size_evaluations(config: Namespace, words: Sequence[str], default: Path) -> None:
+    """Size metrics and probes of the `default` configuration to the data and the run if the data are not the digits.
+
+    The numbers in the default configuration are for the digits and its own length. Callbacks that the command line sets
+    keep theirs.
+
+    Args:
+        config: the run's configuration, in which numbers of callbacks are replaced by null.
+        words: the command line.
+        default: path of the default configuration.
+    """
+    flags = [word.partition("=")[0] for word in words]
+    if "--trainer" in flags or "--trainer.callbacks" in flags or _has_own_config(config, default):
+        return
+    if pkgutil.resolve_name(config.data.class_path) is Digits:
+        return
+    first: dict[str, Namespace] = {}  # those that are appended by --trainer.callbacks+ come later
+    for callback in config.trainer.callbacks or ():
+        first.setdefault(callback.class_path.rpartition(".")[2], callback)
+    if "GenerationMetrics" in first:
+        arguments = first["GenerationMetrics"].init_args
+        arguments.num = None
+        arguments.extractor.init_args.steps = None
+    if "LinearProbes" in first:
+        first["LinearProbes"].init_args.max_train = None
+    rank_zero_info("metrics and probes are sized to the data and the run (docs/training.md)")
 
 
 def check_values(config: Namespace) -> None:

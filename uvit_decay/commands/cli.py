@@ -22,7 +22,15 @@ from tensorboard.summary.writer.event_file_writer import _AsyncWriterThread
 
 from uvit_decay import callbacks, nn  # noqa: F401  so that flags may name their classes without the module
 from uvit_decay.callbacks.run_log import RunFolder, SaveConfig
-from uvit_decay.commands.checks import Parser, check_values, limit, located, take_network_size, unclip_latents
+from uvit_decay.commands.checks import (
+    Parser,
+    check_values,
+    limit,
+    located,
+    size_evaluations,
+    take_network_size,
+    unclip_latents,
+)
 from uvit_decay.commands.nodes import check_nodes
 from uvit_decay.data import ImageData
 from uvit_decay.runtime.command_line import Parser as OneLineParser
@@ -59,6 +67,8 @@ SEED_FLAGS = ("--model.seed", "--model.init_args.seed", "--data.seed", "--data.i
 def _hush() -> None:
     """Suppress messages of Lightning and torch that users of this project cannot act on."""
     warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)")  # Lightning's use of torch
+    # Lines of the log follow the steps of the run, not of the epoch.
+    warnings.filterwarnings("ignore", message=".*smaller than the logging interval")
     for name in ("lightning.pytorch.utilities.rank_zero", "lightning.pytorch.accelerators.cuda"):
         logging.getLogger(name).addFilter(lambda record: not USELESS.match(record.getMessage()))
     shown = threading.excepthook
@@ -118,9 +128,11 @@ class CLI(LightningCLI):
         limit(given.trust)
         with explained("a --config is no text file", UnicodeDecodeError):
             self.config = parser.parse_args(located(rest))
-        check_values(self.config[self.config.subcommand])
-        unclip_latents(self.config[self.config.subcommand], rest)
-        take_network_size(self.config[self.config.subcommand], rest, bundled(DEFAULT_CONFIG))
+        config, default = self.config[self.config.subcommand], bundled(DEFAULT_CONFIG)
+        check_values(config)
+        unclip_latents(config, rest)
+        take_network_size(config, rest, default)
+        size_evaluations(config, rest, default)
 
     def _precision(self, loggers: list[Any]) -> str | None:
         """Return the precision that is asked for, which is saved; by default bf16-mixed where it is no slower.

@@ -7,7 +7,7 @@ from typing import Literal
 from uvit_decay.checkpoint.import_options import ImportOptions
 from uvit_decay.runtime.command_line import parse
 from uvit_decay.runtime.errors import UserError, user_errors
-from uvit_decay.runtime.program import PROGRAM
+from uvit_decay.runtime.program import PROGRAM, quiet_libraries
 from uvit_decay.sampling_options import Weights
 
 
@@ -71,6 +71,7 @@ def import_(source: Path, target: Path, weights: Weights | None = None, *, optio
 def main(args: Sequence[str]) -> None:
     """Run the command that `args` name and print what was written; exit with one line on a user's mistake."""
     with user_errors():
+        quiet_libraries()
         call = parse({"export": export, "import": import_}, args, __doc__, PROGRAM)
         if note := call():
             print(note)

@@ -23,6 +23,7 @@ from uvit_decay.doctor.environment import check_devices, check_weights, list_ima
 from uvit_decay.doctor.rehearsal import Practice, rehearse
 from uvit_decay.runtime.distributed import others_needed
 from uvit_decay.runtime.errors import UserError, one_line
+from uvit_decay.runtime.progress import track
 
 STARTED = "UVIT_DECAY_DOCTOR"  # set for the processes that Lightning starts: only the first one reports
 # What a rehearsal does without: it writes nothing, validates nothing, and ends when it has seen enough.
@@ -98,7 +99,7 @@ def examine(run: Run, report: Report, practice: Practice) -> None:
     if report.errors and run.trainer.world_size == 1:
         return
     try:
-        with others_needed():
+        with others_needed(), track("rehearsal", shown=report.show):
             report.add(_cost(run, practice, bool(report.errors)))
     except torch.OutOfMemoryError as error:
         flags = "--data.device_batch_size, or --model.net.checkpointing true"

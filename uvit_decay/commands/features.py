@@ -92,7 +92,7 @@ def probe(
             test, most = choose_images(probing, images)[1], alignment.alignment_images
             features = reference.features(images, test, most, processes) if reference else None
             prober = Prober(judged.net.to(device), judged.path, images, probing, device, precision, features)
-            grid = prober.grid(processes, True)
+            grid = prober.grid(processes)
             if grid is not None:
                 grid.save(out, judged.title, about)
                 print(grid.text(judged.about["weights"]))

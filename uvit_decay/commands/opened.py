@@ -11,13 +11,14 @@ import torch
 
 from uvit_decay.runtime.distributed import Processes, pick_device
 from uvit_decay.runtime.files import check_writable, claimed
+from uvit_decay.runtime.progress import track
 
 
 @contextmanager
 def opened(
     files: Sequence[Path] = (), device: str | None = None, timeout: timedelta | None = None
 ) -> Iterator[tuple[Processes, torch.device]]:
-    """Yield the processes of this program and the device of this one.
+    """Yield the processes of this program and the device of this one; long work prints a line every minute.
 
     Args:
         files: files that are read, which must be the same on all nodes.
@@ -27,7 +28,9 @@ def opened(
     with Processes.launched(timeout, device) as processes:
         for file in files:
             processes.check_file(file)
-        yield processes, pick_device(device, processes.local_rank)
+        chosen = pick_device(device, processes.local_rank)
+        with track(shown=processes.is_main):
+            yield processes, chosen
 
 
 @contextmanager

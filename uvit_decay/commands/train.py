@@ -4,33 +4,37 @@
     python train.py doctor ...the flags of fit: check the machine, the nodes and the disks, and estimate time and memory
     python train.py validate [--config ...] --ckpt_path runs/.../last.ckpt
 
-The flags that are wanted most:
+Without --config it is configs/digits.yaml, which trains on a CPU in minutes. A configuration is a file, or one of the
+package if there is no such file: --config digits or configs/digits.yaml. Every setting of a configuration is a flag,
+and all flags of Lightning's Trainer are there as --trainer.<flag>. Flags have underscores; hyphens are accepted, too.
 
-    --config digits                 a configuration: a file, or the name of one that comes with the package
+    --config digits                 a configuration: a file, or the name of one of the package
     --data.path FOLDER              the images, or their latents
     --model.net.alpha_min 0.7       how much of the shortcut is left at the last block; 1.0 is the ordinary network
     --data.batch_size 256           the global batch, over all devices
     --trainer.max_steps 100000      the length of the run
     --model.optim.lr 1e-4           the learning rate
-    --ckpt_path auto                resume from the newest checkpoint of this run, or start anew; last: the newest one
+    --ckpt_path auto                resume from the newest checkpoint of this run, or start it
 
-Without --config it is configs/digits.yaml, which trains on a CPU in minutes. A configuration is a file, or one that
-comes with the package if there is no such file: --config digits or configs/digits.yaml. Every setting of one is a flag,
-and all flags of Lightning's Trainer are there as --trainer.<flag>. The whole list: python train.py fit --help. A class:
-python train.py fit --model.net.help uvit_decay.nn.UViT. What would run: python train.py fit ... --print_config. A class
-that is not of this package, Lightning, torch.nn or torch.optim is allowed by --trust yours, its module. Flags are keys
-of configs, with underscores; hyphens in their place are accepted.
+More flags:           python train.py fit --help
+All flags:            python train.py fit --help_all
+Flags of a class:     python train.py fit --model.net.help uvit_decay.nn.UViT
+Settings, no run:     python train.py fit ... --print_config
+Classes of your own:  --trust yours allows the classes of the module `yours`
 """
 
 from collections.abc import Sequence
 
-from uvit_decay.runtime.command_line import did_you_mean, respelled
+from uvit_decay.commands.fit_help import ABOUT, fit_help
+from uvit_decay.runtime.command_line import respelled
 from uvit_decay.runtime.errors import UserError, user_errors
 from uvit_decay.runtime.launcher import check_launcher_variables
-from uvit_decay.runtime.program import DEFAULT_CONFIG, bundled, localised
+from uvit_decay.runtime.program import DEFAULT_CONFIG, bundled, localised, quiet_libraries
 from uvit_decay.runtime.signals import stoppable
+from uvit_decay.runtime.suggestions import did_you_mean
 
 DOCTOR = "doctor"
+HELP, HELP_ALL = {"-h", "--help"}, "--help_all"
 
 
 def main(words: Sequence[str]) -> None:
@@ -41,10 +45,15 @@ def main(words: Sequence[str]) -> None:
 
 def _run(words: Sequence[str]) -> None:
     check_launcher_variables()  # before Lightning is imported, which reads them
+    quiet_libraries()
     args = respelled(words, "-", "_")
-    if args in (["-h"], ["--help"]):
+    if len(args) == 1 and args[0] in HELP:
         print(localised(__doc__))
         return
+    if args and args[0] in ABOUT and HELP & set(args):
+        print(fit_help(args[0]))
+        return
+    args = ["--help" if arg == HELP_ALL else arg for arg in args]
     from uvit_decay.commands.cli import CLI  # imports Lightning, which takes seconds
 
     named = any(arg.partition("=")[0] in ("-c", "--config") for arg in args)

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
-from tqdm import tqdm
 
 from uvit_decay.runtime.errors import UserError, explained
+from uvit_decay.runtime.progress import track
 
 # Exceptions of zipfile, tarfile and PIL on damaged bytes; fuzzing 20 formats raised no others.
 DAMAGED = (OSError, SyntaxError, ValueError, RuntimeError, TypeError, LookupError, EOFError, OverflowError)
@@ -107,14 +107,15 @@ def _scan(file: BinaryIO, where: Path, extensions: Collection[str]) -> dict[str,
     """Return offset and size, by name, of the files with these extensions in a tar; the last duplicate wins."""
     found: dict[str, tuple[int, int]] = {}
     links = 0
-    bar = tqdm(_entries(file, where), f"scanning {where.name}", unit=" files", delay=_PATIENCE)
-    for entry in bar:
-        if not _is_chosen(entry.name, extensions):
-            continue
-        if entry.isreg():
-            found[entry.name] = (entry.offset_data, entry.size)
-        elif entry.issym() or entry.islnk():
-            links += 1
+    with track(f"scanning {where.name}", None, "file", delay=_PATIENCE) as work:
+        for entry in _entries(file, where):
+            work.update()
+            if not _is_chosen(entry.name, extensions):
+                continue
+            if entry.isreg():
+                found[entry.name] = (entry.offset_data, entry.size)
+            elif entry.issym() or entry.islnk():
+                links += 1
     if links:
         hint = "to include their files, pack with --dereference --hard-dereference"
         print(f"{where}: {links} links left out; {hint}", file=sys.stderr)

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from tqdm import tqdm
 
 from uvit_decay.class_names import class_hash
 from uvit_decay.data.archives import ArchiveIndex, file_states, find, open_members
@@ -25,6 +24,9 @@ from uvit_decay.data.decoding import Crop, centre_crop, check_shape, decode, for
 from uvit_decay.runtime.concurrency import in_threads
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import at_home
+from uvit_decay.runtime.progress import track
+
+_PATIENCE = 3.0  # seconds after which a bar appears
 
 
 @dataclass(frozen=True)
@@ -215,9 +217,12 @@ def read(
             return None
 
         threads = min(16, os.cpu_count() or 1)
-        results = in_threads(fill, range(len(chosen)), threads)
-        shown = tqdm(results, "reading images", len(chosen), disable=len(chosen) <= 2000)
-        failures = [failure for failure in shown if failure is not None]
+        failures = []
+        with track("reading images", len(chosen), "image", delay=_PATIENCE) as work:
+            for failure in in_threads(fill, range(len(chosen)), threads):
+                work.update()
+                if failure is not None:
+                    failures.append(failure)
     if failures:
         count = f"{len(failures)} of {len(chosen)} images cannot be read"
         raise UserError(f"{listing.path}: {count}; the first is {failures[0]}")

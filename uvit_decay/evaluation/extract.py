@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
-from tqdm import tqdm
 
 from uvit_decay.evaluation.feature_store import FLOATS, FeatureStore
 from uvit_decay.evaluation.image_sources import ImageSource
@@ -20,6 +19,7 @@ from uvit_decay.runtime.concurrency import read_ahead
 from uvit_decay.runtime.distributed import Processes, batches
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import check_writable
+from uvit_decay.runtime.progress import track
 
 PART = 256  # largest number of images in a part of a store
 PARTS = 24  # parts of a small set: work for up to 24 processes, although the parts do not depend on their number
@@ -39,13 +39,11 @@ class Extraction:
         extractor: prepared extractor, on `device`.
         device: device on which features are extracted.
         batch_size: images at a time; affects values only by rounding.
-        show: show a progress bar.
     """
 
     extractor: Extractor
     device: torch.device
     batch_size: int = 64
-    show: bool = True
 
     def run(
         self, images: ImageSource, keep: Sequence[str], processes: Processes, folder: Path | None = None
@@ -95,12 +93,11 @@ class Extraction:
         # Parts arrive in order on the first process. On the others `done` is empty, so that the loop has no steps, but
         # iterating it to the end makes them work; hence `strict` on the first process only.
         done = processes.map_ordered(missing, work)
-        hidden = not (self.show and processes.is_main)
-        with closing(reader), tqdm(total=len(store), unit="image", desc=images.name, disable=hidden) as bar:
-            bar.update(len(store) - sum(map(len, missing)))
+        done_before = len(store) - sum(map(len, missing))
+        with closing(reader), track(images.name, len(store), "image", done_before, shown=processes.is_main) as work:
             for part, tensors in zip(missing, done, strict=processes.is_main):
                 store.add(part, tensors)
-                bar.update(len(part))
+                work.update(len(part))
         return len(missing) > 0
 
     def _split_into_batches(self, part: range) -> list[range]:

@@ -20,6 +20,7 @@ from uvit_decay.metrics.extractors import Extractor
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import at_home
+from uvit_decay.runtime.progress import track
 
 
 def open_reference(
@@ -154,7 +155,7 @@ class Comparison:
             raise UserError(f"{images.name} has {n} images, but {name} needs {least} or more: {advice}")
 
     def extract(
-        self, folder: Path, processes: Processes, save_images: bool = False, show: bool = True, also: Sequence[str] = ()
+        self, folder: Path, processes: Processes, save_images: bool = False, also: Sequence[str] = ()
     ) -> tuple[FeatureStore, Reference]:
         """Extract the features of both sides: the samples' into `folder`, the reference's into the cache.
 
@@ -162,19 +163,18 @@ class Comparison:
             folder: folder of the store of the samples.
             processes: processes that share the work.
             save_images: store all samples, not only the first ones.
-            show: show progress bars.
             also: outputs of the extractor to store for the samples although no metric needs them.
         """
         # The reference comes first: it is cached, and its errors appear before anything is sampled.
-        reference = self.extract_reference(processes, show)
+        reference = self.extract_reference(processes)
         outputs = {METRICS[name].needs for name in self.metrics}
         keep = sorted(outputs | {"features", *also})
         keep.append("images" if save_images else "shown")
-        extraction = Extraction(self.extractor, self.device, self.batch_size, show)
+        extraction = Extraction(self.extractor, self.device, self.batch_size)
         store = extraction.run(self.samples, keep, processes, folder)
         return store, reference
 
-    def extract_reference(self, processes: Processes, show: bool = True) -> Reference:
+    def extract_reference(self, processes: Processes) -> Reference:
         """Extract the features of the reference images, unless the file has the statistics of all metrics."""
         from_file = self.file is not None
         outputs = {"features"}
@@ -187,7 +187,7 @@ class Comparison:
                 from_file = False
         if self.reference is None or from_file:
             return Reference(self.file, None)
-        extraction = Extraction(self.extractor, self.device, self.batch_size, show)
+        extraction = Extraction(self.extractor, self.device, self.batch_size)
         store = extraction.run(self.reference, sorted(outputs), processes)
         return Reference(self.file, store)
 
@@ -196,6 +196,8 @@ class Comparison:
         device = torch.device("cpu") if self.device.type == "mps" else self.device  # Apple's GPUs lack float64
         inputs = Inputs(samples, reference, self.options, device)
         values: dict[str, float] = {}
-        for name in self.metrics:
-            values |= METRICS[name].compute(inputs)
+        with track("metrics", len(self.metrics), "metric") as work:
+            for name in self.metrics:
+                values |= METRICS[name].compute(inputs)
+                work.update()
         return values

@@ -7,7 +7,7 @@ imported by the functions that compute them, so that --help needs no torch.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -222,6 +222,29 @@ def format_title(name: str, title: str, extractor: str) -> str:
         return title
     features = re.sub("-[0-9a-f]{12}$", "", extractor)
     return f"FD ({features})"
+
+
+SHORT = {"is": "IS", "precision": "precision", "recall": "recall"}  # names in a line of text, if not the title
+
+
+def summary(values: Mapping[str, float], extractor: str) -> str:
+    """Return values in a line, such as "FD (small-cnn) 0.62, IS 6.54 +- 0.27", given an extractor's fingerprint."""
+    known = collect_values()
+    parts = []
+    for name, value in values.items():
+        if name.endswith("_std"):
+            continue
+        decimals = 3
+        title = name.replace("_", " ")
+        if name in known:
+            decimals = known[name].decimals
+            title = SHORT.get(name, known[name].title)
+        part = f"{format_title(name, title, extractor)} {value:.{decimals}f}"
+        spread = values.get(f"{name}_std")
+        if spread is not None:
+            part += f" +- {spread:.{decimals}f}"
+        parts.append(part)
+    return ", ".join(parts)
 
 
 @dataclass(frozen=True)

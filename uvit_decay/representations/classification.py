@@ -19,6 +19,7 @@ from uvit_decay.representations.protocols import Cells, find_protocol
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.precision import Precision
+from uvit_decay.runtime.progress import track
 
 if TYPE_CHECKING:  # data are Lightning's
     from uvit_decay.data import ImageData
@@ -86,7 +87,8 @@ class Classifying:
             return None
         results = {}
         for name, pool in self.pools.items():
-            outcome = find_protocol(name, of_grid=False).judge(cells[pool], self.options)
+            with track(name):
+                outcome = find_protocol(name, of_grid=False).judge(cells[pool], self.options)
             values = {key: float(value[0]) for key, value in outcome.values.items()}
             results[name] = {"values": values, "chosen": {"pool": pool, **outcome.chosen}}
         return {"network": self.judged.about, "features": self._describe_features(precision), "protocols": results}

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.nn.intermediates import HasIntermediates, Pool, pooled, states_of
 from uvit_decay.runtime.concurrency import read_ahead
 from uvit_decay.runtime.distributed import Processes, batches
 from uvit_decay.runtime.precision import Precision, computing
+from uvit_decay.runtime.progress import track
 from uvit_decay.runtime.random import indices_on, normal
 
 if TYPE_CHECKING:  # data are Lightning's
@@ -128,7 +128,7 @@ class TokenReader:
             pools: ways to pool the tokens.
             processes: processes that share the batches.
             norm: layer norm to apply before pooling; None for none.
-            title: title of the progress bar; None for no bar.
+            title: title of the progress; None shows none.
         """
 
         def reduce(state: Tensor) -> Tensor:
@@ -137,11 +137,11 @@ class TokenReader:
 
         out = torch.empty(len(pools), len(layers), len(chosen), self.net.dim)
         start = 0
-        hidden = title is None or not processes.is_main
-        with tqdm(total=len(chosen), unit="image", desc=title, disable=hidden) as bar:
+        shown = title is not None and processes.is_main
+        with track(title or "", len(chosen), "image", shown=shown) as work:
             for part in self.states(images.stored, chosen, layers, level, key, reduce, processes):
                 end = start + part.shape[2]  # (layers, pools, b, d)
                 out[:, :, start:end] = part.transpose(0, 1)
                 start = end
-                bar.update(part.shape[2])
+                work.update(part.shape[2])
         return out

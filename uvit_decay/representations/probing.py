@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
-from tqdm import tqdm
 
 from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.nn.intermediates import HasIntermediates, Pool, check_pool, has_class_token, layer_indices
@@ -29,6 +28,7 @@ from uvit_decay.runtime.distributed import COMPARED, Processes
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.precision import Precision, computing
 from uvit_decay.runtime.program import localised
+from uvit_decay.runtime.progress import track
 from uvit_decay.runtime.random import subset
 
 if TYPE_CHECKING:  # data are Lightning's
@@ -128,7 +128,7 @@ class Prober:
         """The protocol."""
         return find_protocol(self.probing.protocol)
 
-    def grid(self, processes: Processes, show: bool = False) -> Grid | None:
+    def grid(self, processes: Processes) -> Grid | None:
         """Compute all cells; the processes share the levels and draws, and only the first one returns the grid."""
         draws = self.probing.draws
         jobs = range(len(self.times) * draws)  # all draws of the first level, then all draws of the next
@@ -136,11 +136,10 @@ class Prober:
             self._check_same_images(processes)
         rows = []
         unit = "level" if draws == 1 else "draw"
-        hidden = not (show and processes.is_main)
-        with tqdm(total=len(jobs), unit=unit, desc="probes", disable=hidden) as bar:
+        with track("probes", len(jobs), unit, shown=processes.is_main) as work:
             for row in self._rows(jobs, processes):
                 rows.append(row)
-                bar.update()
+                work.update()
         if not processes.is_main:
             return None
         scores = torch.stack(rows).unflatten(0, (len(self.times), draws))

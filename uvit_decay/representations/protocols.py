@@ -23,9 +23,9 @@ from uvit_decay.representations.logistic import L2_GRID, fit_accuracy, logistic_
 from uvit_decay.representations.options import Classification, Probing
 from uvit_decay.representations.rank import effective_rank, mean_share
 from uvit_decay.representations.reference import Neighbourhood, Reference, cknna
-from uvit_decay.runtime.command_line import did_you_mean
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.random import generator
+from uvit_decay.runtime.suggestions import did_you_mean
 
 SHOT_L2 = 1.0  # penalty of few-shot classifiers, in units of scikit-learn's 1 / C; also scikit-learn's default
 FEWEST = 5  # training images that any protocol needs: a fifth may be held out

@@ -24,7 +24,6 @@ prefixes for groups and `--trust+` for lists, reads the file name `null` as None
 from __future__ import annotations
 
 import argparse
-import difflib
 import inspect
 import re
 import sys
@@ -36,7 +35,8 @@ from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origi
 
 from uvit_decay.runtime.errors import UserError, check_whole, user_errors
 from uvit_decay.runtime.launcher import check_launcher_variables
-from uvit_decay.runtime.program import localised
+from uvit_decay.runtime.program import localised, quiet_libraries
+from uvit_decay.runtime.suggestions import did_you_mean
 
 ENTRY = re.compile(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)  # of the section Args: of a docstring
 
@@ -49,10 +49,8 @@ class Bounds:
     most: int
 
 
-UNKNOWN = re.compile(
-    r"unrecognized arguments: (\S+)|invalid choice: '([^']*)' \(choose|Option '([^']+)' is not accepted"
-)
-CHOICES = re.compile(r"choose from (.*)\)")
+UNKNOWN = re.compile(r"unrecognized arguments: ([^\s=]+)")
+CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)")
 
 
 class Advanced:
@@ -69,20 +67,15 @@ class Parser(argparse.ArgumentParser):
         raise UserError(with_hint(message.removeprefix("argument "), self._option_string_actions))
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return a hint on the known word that is most like this one, empty if none is like it."""
-    names = {name.lstrip("-"): name for name in known}
-    close = difflib.get_close_matches(word.lstrip("-").partition("=")[0], names, 1)
-    return f"; did you mean {names[close[0]] if word.startswith('-') else close[0]}?" if close else ""
-
-
 def with_hint(message: str, options: Iterable[str]) -> str:
-    """Return the message of a parser with these options; of a word that it does not know, with the one like it."""
-    if not (found := UNKNOWN.search(message)):
-        return message
-    choices = CHOICES.search(message)
-    known = [choice.strip("'") for choice in choices[1].split(", ")] if choices else options
-    return message + did_you_mean(next(filter(None, found.groups()), ""), known)
+    """Return a message of argparse in our words, with a hint if it names an unknown option or value."""
+    unknown = UNKNOWN.search(message)
+    if unknown:
+        return f"unknown option {unknown[1]}{did_you_mean(unknown[1], options)}"
+    choice = CHOICE.search(message)
+    if choice:
+        return message + did_you_mean(choice[1], [known.strip("'") for known in choice[2].split(", ")])
+    return message
 
 
 def run(
@@ -100,6 +93,7 @@ def run(
         args: the words after the program's name; None takes those of this process.
     """
     with user_errors():
+        quiet_libraries()
         check_launcher_variables()
         parse(commands, sys.argv[1:] if args is None else args, about, prog)()
 
@@ -112,38 +106,48 @@ def parse(
 ) -> Callable[[], Any]:
     """Return the call of a function that the arguments ask for; see `run`."""
     parser = Parser(prog=prog, description=localised(about), formatter_class=argparse.RawDescriptionHelpFormatter)
+    subparsers: dict[str, argparse.ArgumentParser] = {}
     if isinstance(commands, Mapping):
-        subparsers = parser.add_subparsers(dest="<command>", metavar="command", required=True)
+        group = parser.add_subparsers(dest="<command>", metavar="command", required=True)
         for name, function in commands.items():
-            about = _read_docstring(function)[0]
-            first = about.partition("\n")[0].removesuffix(".")
-            _add_options(subparsers.add_parser(name, help=first, description=about), function)
+            description, _ = _read_docstring(function)
+            subparsers[name] = group.add_parser(name, help=_first_line(description), description=description)
+            _add_options(subparsers[name], function)
     else:
         _add_options(parser, commands)
     parsed, unknown = parser.parse_known_args(respelled(args, "_", "-"))
     given = vars(parsed)
+    used, function = parser, commands
+    if isinstance(commands, Mapping):
+        name = given["<command>"]
+        used, function = subparsers[name], commands[name]
     if unknown:
-        used = subparsers.choices[given["<command>"]] if isinstance(commands, Mapping) else parser
         used.error(f"unrecognized arguments: {' '.join(unknown)}")
-    return _call(commands[given["<command>"]] if isinstance(commands, Mapping) else commands, given)
+    return _call(function, given)
 
 
 def respelled(args: Sequence[str], old: str, new: str) -> list[str]:
     """Replace a character in the names of all options, but not in their values."""
-    return [re.sub("^--[^=]+", lambda name: "--" + name[0][2:].replace(old, new), arg) for arg in args]
+
+    def respell(option: re.Match[str]) -> str:
+        return "--" + option[0].removeprefix("--").replace(old, new)
+
+    return [re.sub("^--[^=]+", respell, arg) for arg in args]
 
 
 def check_bounds(owner: Any, values: Mapping[str, Any]) -> None:
     """Raise a UserError that names the first value out of the `Bounds` in the annotations of a function or class."""
     for name, hint in get_type_hints(owner, include_extras=True).items():
-        for note in _plain(hint)[1]:
+        _, notes = _plain(hint)
+        for note in notes:
             if isinstance(note, Bounds) and values.get(name) is not None:
                 check_whole(note.least, note.most, **{_flag(name): values[name]})
 
 
 def _call(owner: Any, given: Mapping[str, Any]) -> Callable[[], Any]:
     """Return a call of a function or dataclass with the given options that are its parameters."""
-    hints, values = get_type_hints(owner), {}
+    hints = get_type_hints(owner)
+    values = {}
     for name in inspect.signature(owner).parameters:
         if is_dataclass(hints[name]):
             values[name] = _call(hints[name], given)()
@@ -155,51 +159,86 @@ def _call(owner: Any, given: Mapping[str, Any]) -> Callable[[], Any]:
 
 def _read_docstring(owner: Any) -> tuple[str, dict[str, str]]:
     """Return the docstring without its sections, and the documentation of each parameter, inherited fields included."""
-    texts = [localised(inspect.cleandoc(part.__doc__ or "")) for part in reversed(getattr(owner, "__mro__", [owner]))]
-    entries = [entry for text in texts for entry in ENTRY.findall(text.partition("\nArgs:\n")[2])]
-    about = re.split(r"\n(?:Args|Raises):\n", texts[-1])[0].strip()
-    return about, {name: " ".join(words.split()).removesuffix(".") for name, words in entries}
+    about = ""
+    words = {}
+    for part in reversed(getattr(owner, "__mro__", [owner])):
+        text = localised(inspect.cleandoc(part.__doc__ or ""))
+        about = re.split(r"\n(?:Args|Raises):\n", text)[0].strip()
+        for name, entry in ENTRY.findall(text.partition("\nArgs:\n")[2]):
+            words[name] = " ".join(entry.split()).removesuffix(".")
+    return about, words
+
+
+def _first_line(about: str) -> str:
+    """Return the first line of a docstring without its full stop."""
+    return about.partition("\n")[0].removesuffix(".")
 
 
 def _add_options(
     parser: argparse._ActionsContainer, owner: Any, advanced: argparse._ActionsContainer | None = None
 ) -> None:
     """Add an option for each parameter of a function or dataclass; groups come last, each with its advanced options."""
-    hints, words = get_type_hints(owner, include_extras=True), _read_docstring(owner)[1]
+    hints = get_type_hints(owner, include_extras=True)
+    _, words = _read_docstring(owner)
     parameters = inspect.signature(owner).parameters.values()
     for parameter in sorted(parameters, key=lambda parameter: is_dataclass(hints[parameter.name])):
         hint = hints[parameter.name]
         if is_dataclass(hint):
-            title = _read_docstring(hint)[0].partition("\n")[0].removesuffix(".")
-            _add_options(parser.add_argument_group(title), hint, parser.add_argument_group(f"{title}, advanced"))
-        else:
-            group = advanced if advanced and Advanced in _plain(hint)[1] else parser
-            _add_option(group, parameter, hint, words.get(parameter.name, ""))
+            about, _ = _read_docstring(hint)
+            title = _first_line(about)
+            group = parser.add_argument_group(title)
+            _add_options(group, hint, parser.add_argument_group(f"{title}, advanced"))
+            continue
+        _, notes = _plain(hint)
+        group = parser
+        if advanced is not None and Advanced in notes:
+            group = advanced
+        _add_option(group, parameter, hint, words.get(parameter.name, ""))
 
 
 def _add_option(parser: argparse._ActionsContainer, parameter: inspect.Parameter, hint: Any, words: str) -> None:
-    (hint, notes), default, flag = _plain(hint), parameter.default, _flag(parameter.name)
-    positional = default is parameter.empty and parameter.kind is not parameter.KEYWORD_ONLY
-    if type(default) not in (type, NoneType, bool) and default != () and "default:" not in words:
-        words += f"; default: {','.join(map(str, default)) if isinstance(default, tuple) else default}"
-    if get_origin(hint) is tuple and (choices := _choices(get_args(hint)[0])):
-        words = f"of {','.join(choices)}; {words}"
-    # What is not given stays out of the result, so that the defaults are those of the function.
-    how: dict[str, Any] = {"type": hint, "help": words.replace("%", "%%"), "default": argparse.SUPPRESS}
-    if hint is bool:
-        del how["type"]
-        how["action"] = "store_true" if default is False else argparse.BooleanOptionalAction
-    elif choices := _choices(hint):
-        how |= {"type": str, "choices": choices}
-    elif get_origin(hint) is tuple:
-        how["type"] = partial(_comma_separated, flag, get_args(hint))
-    elif get_origin(hint) is Sequence:
-        how |= {"type": get_args(hint)[0]} | ({"nargs": "+"} if positional else {"action": "append"})
+    """Add the option of one parameter, given its annotation and its documentation."""
+    hint, notes = _plain(hint)
+    required = parameter.default is parameter.empty
+    positional = required and parameter.kind is not parameter.KEYWORD_ONLY
+    # Options that are not given stay out of the result, so that the function's defaults are used.
+    how: dict[str, Any] = {"default": argparse.SUPPRESS}
+    how["help"] = _describe(hint, parameter.default, words).replace("%", "%%")
+    how |= _reading(hint, parameter, positional)
     if positional:
         parser.add_argument(parameter.name, **how)
     else:
-        names = sorted([flag, *(note for note in notes if isinstance(note, str))], key=len)
-        parser.add_argument(*names, dest=parameter.name, required=default is parameter.empty, **how)
+        names = [_flag(parameter.name)]
+        names += [note for note in notes if isinstance(note, str)]
+        parser.add_argument(*sorted(names, key=len), dest=parameter.name, required=required, **how)
+
+
+def _describe(hint: Any, default: Any, words: str) -> str:
+    """Return the help of an option: its documentation, its choices if there are several values, and its default."""
+    has_default = type(default) not in (type, NoneType, bool) and default != ()
+    if has_default and "default:" not in words:
+        shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
+        words += f"; default: {shown}"
+    if get_origin(hint) is tuple:
+        choices = _choices(get_args(hint)[0])
+        if choices:
+            return f"of {','.join(choices)}; {words}"
+    return words
+
+
+def _reading(hint: Any, parameter: inspect.Parameter, positional: bool) -> dict[str, Any]:
+    """Return the arguments of argparse by which an option of this type is read."""
+    if hint is bool:
+        return {"action": "store_true" if parameter.default is False else argparse.BooleanOptionalAction}
+    choices = _choices(hint)
+    if choices:
+        return {"type": str, "choices": choices}
+    if get_origin(hint) is tuple:
+        return {"type": partial(_read_list, _flag(parameter.name), get_args(hint))}
+    if get_origin(hint) is Sequence:
+        kind = get_args(hint)[0]
+        return {"type": kind, "nargs": "+"} if positional else {"type": kind, "action": "append"}
+    return {"type": hint}
 
 
 def _plain(hint: Any) -> tuple[Any, list[Any]]:
@@ -207,18 +246,24 @@ def _plain(hint: Any) -> tuple[Any, list[Any]]:
     notes: list[Any] = []
     while get_origin(hint) in (Annotated, Union, UnionType):
         types = [part for part in get_args(hint) if part is not NoneType]
-        hint, notes = types[0], notes + types[1:]
+        hint = types[0]
+        notes += types[1:]
     return hint, notes
 
 
-def _comma_separated(flag: str, types: tuple[Any, ...], text: str) -> tuple[Any, ...]:
-    words, choices = [word.strip() for word in text.split(",")], _choices(types[0])
-    if choices and not set(words) <= set(choices):
-        raise UserError(f"{flag} takes some of {','.join(choices)}, got {text!r}")
-    try:
-        values = tuple(words) if choices else tuple(types[0](word) for word in words)
-    except ValueError as error:
-        raise UserError(f"{flag} takes numbers separated by commas, got {text!r}") from error
+def _read_list(flag: str, types: tuple[Any, ...], text: str) -> tuple[Any, ...]:
+    """Return values that are separated by commas, given the arguments of the type of their tuple."""
+    words = [word.strip() for word in text.split(",")]
+    choices = _choices(types[0])
+    if choices:
+        if not set(words) <= set(choices):
+            raise UserError(f"{flag} takes some of {','.join(choices)}, got {text!r}")
+        values = tuple(words)
+    else:
+        try:
+            values = tuple(types[0](word) for word in words)
+        except ValueError as error:
+            raise UserError(f"{flag} takes numbers separated by commas, got {text!r}") from error
     if types[-1] is not ... and len(values) != len(types):
         raise UserError(f"{flag} takes {len(types)} numbers separated by commas, got {text!r}")
     return values

@@ -16,6 +16,7 @@ from filelock import FileLock
 
 from uvit_decay.runtime.errors import UserError, explained
 from uvit_decay.runtime.files import writing
+from uvit_decay.runtime.progress import terminal_width, track
 
 Algorithm = Literal["md5", "sha256"]
 
@@ -66,13 +67,14 @@ def _fetch(url: str, target: Path, expected: str, algorithm: Algorithm, timeout:
     from torch.hub import download_url_to_file
 
     print(f"downloading {url} to {target}", file=sys.stderr)
+    prefix = expected if algorithm == "sha256" else None
     partial = target.with_name(f".{target.name}.fetched.partial")
     hint = f"run again, or fetch it elsewhere and put it at {target}"
     # torch raises a RuntimeError for another SHA-256; errors of urllib and of the disk are OSErrors.
     with explained(f"cannot download {url}", OSError, RuntimeError, http.client.HTTPException, hint=hint):
         try:
-            with _socket_timeout(timeout):
-                download_url_to_file(url, str(partial), hash_prefix=expected if algorithm == "sha256" else None)
+            with _socket_timeout(timeout), track(f"downloading {target.name}"):
+                download_url_to_file(url, str(partial), prefix, progress=terminal_width() > 0)
             if not (actual := checksum(partial, algorithm)).startswith(expected):
                 raise OSError(f"its {algorithm} is {actual}, expected {expected}")
             partial.replace(target)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -12,6 +14,18 @@ from typing import Any
 PROGRAM = "uvit-decay"
 MODULE = "uvit_decay"  # python -m uvit_decay, for launchers
 SCRIPT = re.compile(r"(?<![\w/.])(python |-- |\\\n *)?(train|sample|evaluate)\.py\b")
+
+
+def quiet_libraries() -> None:
+    """Suppress output of libraries that no user can act on; to be called before they are imported.
+
+    If standard error is not a terminal, progress bars are off: in a log file each frame of a bar is text. Lines of our
+    own show the progress there.
+    """
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")
+    # "No CUDA runtime is found, using CUDA_HOME": nothing is compiled for CUDA without a GPU.
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
 
 
 def localised(text: str) -> str:

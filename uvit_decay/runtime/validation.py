@@ -16,17 +16,19 @@ import yaml
 from uvit_decay.runtime.errors import UserError, explained
 from uvit_decay.runtime.files import replacing
 
-MOST_VALUES, DEEPEST = 200_000, 50  # far beyond any file of this project
+MOST_VALUES = 200_000  # far beyond any file of this project, as is the next one
+DEEPEST = 50  # levels
 
 
 def read_text(path: Path, most: int) -> str:
     """Return the text of a regular file of at most `most` bytes; raise a UserError if there is none."""
     if not path.is_file():
-        raise UserError(f"{path} {'is no file' if path.exists() else 'is not there'}")
-    no_text = explained(f"cannot read {path}, it is no text file", UnicodeDecodeError)
-    with explained(f"cannot read {path}", OSError), no_text:
+        state = "is not a file" if path.exists() else "does not exist"
+        raise UserError(f"cannot read {path}: it {state}")
+    not_text = explained(f"cannot read {path}: not a text file", UnicodeDecodeError)
+    with explained(f"cannot read {path}", OSError), not_text:
         if path.stat().st_size > most:
-            raise UserError(f"{path} is larger than {most >> 20} MiB: it is another kind of file")
+            raise UserError(f"cannot read {path}: larger than {most >> 20} MiB, so it is another kind of file")
         return path.read_bytes().decode()
 
 
@@ -62,7 +64,8 @@ def parse(text: str, source: Path | str, load: Callable[[str], Any] = json.loads
 
 def check_size(root: Any) -> None:
     """Raise a ValueError for a tree of values or YAML nodes that is too large or too deep; one with a loop is."""
-    waiting, count = [(root, 0)], 0
+    waiting = [(root, 0)]
+    count = 0
     while waiting:
         item, depth = waiting.pop()
         count += 1
@@ -92,17 +95,26 @@ def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     `init_args` is left out of the names, as on the command line.
     """
     if isinstance(value, list) and any(isinstance(item, dict) for item in value):
-        named: dict[str, Any] = {}
-        for i, item in enumerate(value):
-            of_class = isinstance(item, dict) and "class_path" in item
-            key = str(item["class_path"]).rpartition(".")[2] if of_class else str(i)
-            named[f"{key}{i}" if key in named else key] = item
-        value = named
+        value = _by_class(value)
     if isinstance(value, dict) and value:
         for key, item in value.items():
-            yield from flat(item, name if key == "init_args" else f"{name}.{key}".lstrip("."))
+            inner = name if key == "init_args" else f"{name}.{key}".lstrip(".")
+            yield from flat(item, inner)
     else:
         yield name, value
+
+
+def _by_class(items: list[Any]) -> dict[str, Any]:
+    """Return the items of a list by the names of their classes, or else by their places."""
+    named: dict[str, Any] = {}
+    for i, item in enumerate(items):
+        key = str(i)
+        if isinstance(item, dict) and "class_path" in item:
+            key = str(item["class_path"]).rpartition(".")[2]
+        if key in named:
+            key += str(i)
+        named[key] = item
+    return named
 
 
 def typed(kind: Any, value: Any, where: str) -> Any:
@@ -115,11 +127,14 @@ def typed(kind: Any, value: Any, where: str) -> Any:
         value: a value of JSON, YAML or a pickle of plain values.
         where: name of the value in errors.
     """
-    origin, args = get_origin(kind), get_args(kind)
+    origin = get_origin(kind)
+    args = get_args(kind)
     if is_dataclass(kind):
         return _dataclass(kind, typed(dict[str, object], value, where), where)
     if NoneType in args:
-        return None if value is None else typed(next(arg for arg in args if arg is not NoneType), value, where)
+        if value is None:
+            return None
+        return typed(next(arg for arg in args if arg is not NoneType), value, where)
     if origin in (Union, UnionType):
         for other in args[1:]:
             with suppress(UserError):
@@ -127,28 +142,57 @@ def typed(kind: Any, value: Any, where: str) -> Any:
         return typed(args[0], value, where)
     if origin is dict and isinstance(value, dict):
         return {typed(str, key, where): typed(args[1], item, f"{where}: {key}") for key, item in value.items()}
-    several = origin not in (None, dict, Literal) and isinstance(value, list | tuple)
-    if several and (origin is not tuple or ... in args or len(value) == len(args)):
+    is_list = origin not in (None, dict, Literal) and isinstance(value, list | tuple)
+    if is_list and (origin is not tuple or ... in args or len(value) == len(args)):
         return tuple(typed(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+    return _plain(kind, value, where)
+
+
+def _plain(kind: Any, value: Any, where: str) -> Any:
+    """Return a single value as `kind`, which is a class or a `Literal`; arguments as of `typed`."""
     if kind is float and type(value) is int and abs(value) < 2**53:
         value = float(value)
     if isinstance(kind, type) and issubclass(kind, str) and type(value) is str:
         value = kind(value)
-    right = kind is object or (origin is None and type(value) is kind)
-    if origin is Literal:
-        right = type(value) is str and value in args
-    if not right or (kind is float and not math.isfinite(value)) or (kind is int and abs(value) >= 2**63):
-        expected = " or ".join(map(str, args)) if origin is Literal else getattr(kind, "__name__", str(kind))
-        short = isinstance(value, str | float) or (isinstance(value, int) and abs(value) < 2**63)
-        shown = f"{str(value)[:60]!r} " if short else ""
-        raise UserError(f"{where} must be {expected}, it is {shown}({type(value).__name__})")
+    choices: tuple[Any, ...] = ()
+    if get_origin(kind) is Literal:
+        choices = get_args(kind)
+        fits = type(value) is str and value in choices
+    else:
+        fits = kind is object or (get_origin(kind) is None and type(value) is kind)
+    is_bounded = True
+    if kind is float and fits:
+        is_bounded = math.isfinite(value)
+    elif kind is int and fits:
+        is_bounded = abs(value) < 2**63
+    if not (fits and is_bounded):
+        expected = " or ".join(map(str, choices)) if choices else getattr(kind, "__name__", str(kind))
+        raise UserError(f"{where} must be {expected}, got {_show(value)}({type(value).__name__})")
     return value
 
 
+def _show(value: Any) -> str:
+    """Return a short form of a value and a space; empty for a value without one."""
+    is_short = isinstance(value, str | float)
+    if isinstance(value, int):
+        is_short = abs(value) < 2**63  # Python refuses to print some larger ones
+    return f"{str(value)[:60]!r} " if is_short else ""
+
+
 def _dataclass(kind: type, values: dict[str, Any], where: str) -> Any:
-    hints, known = get_type_hints(kind), {field.name: field for field in fields(kind)}
-    required = {name for name, field in known.items() if field.default is MISSING and field.default_factory is MISSING}
-    for names, what in ((required - values.keys(), "lacks"), (values.keys() - known.keys(), "has the unknown field")):
-        if names:
-            raise UserError(f"{where} {what} {min(names)}: it is damaged or of another version of this project")
-    return kind(**{name: typed(hints[name], value, f"{where}: {name}") for name, value in values.items()})
+    """Return a dataclass with these values; raise a UserError if a required field is missing or a field is unknown."""
+    hints = get_type_hints(kind)
+    known = {field.name: field for field in fields(kind)}
+    lacking = []
+    for name, field in known.items():
+        is_required = field.default is MISSING and field.default_factory is MISSING
+        if is_required and name not in values:
+            lacking.append(name)
+    advice = "it is damaged or of another version of this project"
+    if lacking:
+        raise UserError(f"{where} lacks {min(lacking)}: {advice}")
+    unknown = values.keys() - known.keys()
+    if unknown:
+        raise UserError(f"{where} has the unknown field {min(unknown)}: {advice}")
+    checked = {name: typed(hints[name], value, f"{where}: {name}") for name, value in values.items()}
+    return kind(**checked)

@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
-from tqdm import tqdm
 
 from uvit_decay.autoencoder import Autoencoder, LatentSpace
 from uvit_decay.class_names import class_hash
@@ -32,6 +31,7 @@ from uvit_decay.data.latents.shards import Shard, check_shard, crc32, read_sums,
 from uvit_decay.runtime.distributed import COMPARED, Processes
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import check_writable, claimed, remove_remains
+from uvit_decay.runtime.progress import Work, track
 from uvit_decay.runtime.random import subset
 
 AT_ONCE = 256  # images to read for a comparison
@@ -148,16 +148,23 @@ def _check_images(images: OnDisk, manifest: Manifest, folder: Path, checksums: d
     as long as decoding them. Otherwise the first images reveal other images of the same names.
     """
     shown = most > 1 and len(checksums) > 0
-    for number, pixels in tqdm(checksums.items(), "comparing shards with their images", disable=not shown):
-        name, part = manifest.shards[number]
-        for start in range(0, min(most, len(part)), AT_ONCE):
-            some = part[start : min(start + AT_ONCE, most)]
-            expected = pixels[start : start + len(some)]
-            same = crc32(images.stored(list(some)), 1) == expected
-            if not same.all():
-                first = some[int(same.int().argmin())]
-                image = f"{images.listing.path}: {images.listing.members[first]}"
-                raise UserError(f"{image} is not the image that was encoded to {folder / name}; choose another folder")
+    with track("comparing shards with their images", len(checksums), "shard", shown=shown) as work:
+        for number, pixels in checksums.items():
+            shard = manifest.shards[number]
+            _check_shard_images(images, shard.images[:most], pixels, folder / shard.name)
+            work.update()
+
+
+def _check_shard_images(images: OnDisk, chosen: range, pixels: Tensor, shard: Path) -> None:
+    """Raise a UserError if one of the chosen images, the first ones of a shard, has another checksum in `pixels`."""
+    for start in range(0, len(chosen), AT_ONCE):
+        some = chosen[start : start + AT_ONCE]
+        expected = pixels[start : start + len(some)]
+        same = crc32(images.stored(list(some)), 1) == expected
+        if not same.all():
+            first = some[int(same.int().argmin())]
+            image = f"{images.listing.path}: {images.listing.members[first]}"
+            raise UserError(f"{image} is not the image that was encoded to {shard}; choose another folder")
 
 
 def _encode_shards(
@@ -178,16 +185,16 @@ def _encode_shards(
             batches.append(list(part[start : start + step]))
     stream = iter(DataLoader(images, sampler=batches, batch_size=None, num_workers=workers))
     total = sum(map(len, batches))
-    with tqdm(total=total, unit="image", desc="encoding", disable=not processes.is_main) as bar:
+    with track("encoding", total, "image", shown=processes.is_main) as work:
         for number in numbers:
             part = manifest.shards[number].images
             shard_batches = islice(stream, -(-len(part) // step))
-            shard = _encode_shard(shard_batches, part, manifest, autoencoder, bar)
+            shard = _encode_shard(shard_batches, part, manifest, autoencoder, work)
             write_shard(folder, manifest, number, shard)
 
 
 def _encode_shard(
-    batches: Iterator[tuple[Tensor, Tensor]], numbers: range, manifest: Manifest, autoencoder: Autoencoder, bar: tqdm
+    batches: Iterator[tuple[Tensor, Tensor]], numbers: range, manifest: Manifest, autoencoder: Autoencoder, work: Work
 ) -> Shard:
     """Return the moments, labels, checksums and sums of the images at `numbers`, read from `batches`."""
     count = len(numbers)
@@ -206,6 +213,6 @@ def _encode_shard(
         labels[start:end] = batch_labels
         pixels[start:end] = crc32(images, 1)
         sums.update(moments[start:end, 0], images)
-        bar.update(len(images))
+        work.update(len(images))
         start = end
     return Shard(moments, labels, pixels, sums)

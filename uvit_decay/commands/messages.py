@@ -1,0 +1,129 @@
+"""The errors of jsonargparse in our words: one line that names the flag, its value, and probably the right one."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from argparse import Action
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, get_args
+
+from uvit_decay.runtime.suggestions import did_you_mean
+
+NAMEABLE = ("uvit_decay", "lightning", "torch.nn", "torch.optim")  # packages that a configuration may name
+DENIED = re.compile(r"Importing '([\w.]+)' is not allowed")
+KEY = re.compile(r'Parser key "([\w.]+)"')
+NESTED = re.compile(r"NestedArg\(key='([\w.]+)'")  # the rest of a flag, after the key
+# The flag at the beginning of a message of ours, and the suggested ones at its end.
+OURS = re.compile(r"(?:(?<=^)|(?<=^unknown option )|(?<=did you mean )|(?<= or ))--(?=[\w.]+)")
+NAME = re.compile(r"(?:unknown option )?--([\w.]+)")
+UNKNOWN = re.compile(r"unrecognized arguments: (\S+)|Option '([^']+)' is not accepted")
+UNKNOWN_CLASS = re.compile(r"Expected a dot import path string: (\w+)$|Expected a path but (\w+) either")
+CHOICES = re.compile(r"Expected a typing\.Literal\[(.*?)\]")
+VALUE = re.compile(r"(?:Given|Got) value: ([^\s({\[]+)$", re.MULTILINE)  # one word
+TYPE = re.compile(r"Expected an? <class '([\w.]+)'>\. Got value: (.*)")
+# Reasons of types that a value was not meant for.
+FORMS = re.compile(
+    r"'NoneType'|abc.Sequence'|dot import path|import path format|Given value|Not a valid subclass of|"
+    r"Subclass types expect|^a class path|^a dict with|Does not validate|^Subtypes|Expected a path but|"
+    r"^Errors:$|^Problem with given class_path"
+)
+LINKED = re.compile(r"--(model|data)\.seed\b|(?<=\")(model|data)\": \"seed(?=\")")  # both are set by --seed_everything
+
+
+def explain(message: str, flags: Sequence[str], actions: Sequence[Action], common: Iterable[str]) -> str:
+    """Return an error of a parser as one line in our words.
+
+    For a nested option the parsers of its classes report the error one after another: the flag of an inner one is
+    extended by the key of the outer one.
+
+    Args:
+        message: the parser's message.
+        flags: its flags.
+        actions: its options.
+        common: further flags, of nested classes, that a user may have meant.
+    """
+    denied = DENIED.search(message)
+    if denied:
+        known = f"{', '.join(NAMEABLE[:-1])} and {NAMEABLE[-1]}"
+        return f"configurations may name only classes of {known}; to allow {denied[1]}, add --trust {denied[1]}"
+    key = KEY.match(message)
+    if key is None:
+        return _in_our_words(message, flags, common)
+    bases = [base for action in actions if action.dest == key[1] for base in _bases(action)]
+    lines = [re.sub(r"^\s*(- )?", "", line) for line in message.splitlines()[1:]]
+    value = VALUE.search(message)
+    given = value[1] if value else ""
+    reasons = [_in_our_words(line, flags, common, bases, given) for line in lines if line]
+    ours = [reason for reason in reasons if reason.startswith("no class")]
+    ours = ours or [reason for reason in reasons if not FORMS.search(reason)]
+    nested = NESTED.search(message)
+    unique = dict.fromkeys(ours or reasons)  # a list and a single value are refused for the same reason
+    found = [_with_key(reason, key[1], nested[1] if nested else None) for reason in unique]
+    return LINKED.sub("--seed_everything", found[0] if nested else " ".join(found))
+
+
+def _with_key(reason: str, key: str, nested: str | None) -> str:
+    """Return a reason with the flag of the outer parser: that of `key`, and the rest `nested` if it is known."""
+    own = NAME.match(reason)
+    if own is None:
+        return f"--{key}{'.' + nested if nested else ''}: {reason}"
+    between = ""
+    if nested and nested.endswith(own[1]):
+        between = nested.removesuffix(own[1])
+    return OURS.sub(f"--{key}.{between}", reason)
+
+
+def _in_our_words(
+    reason: str, flags: Sequence[str], common: Iterable[str], bases: Sequence[type] = (), given: str = ""
+) -> str:
+    """Return a reason of the parser in our words, or one that is in these words already as it is.
+
+    Args:
+        reason: a line of its message.
+        flags: its flags.
+        common: further flags that a user may have meant.
+        bases: classes of which the option takes objects.
+        given: the value of the option; empty if it is not one word.
+    """
+    unknown = UNKNOWN.search(reason)
+    if unknown and not reason.startswith("unknown option"):
+        word = (unknown[1] or f"--{unknown[2]}").partition("=")[0]
+        return f"unknown option {word}{did_you_mean(word, dict.fromkeys([*flags, *common]))}"
+    missing = UNKNOWN_CLASS.match(reason)
+    if missing and bases:
+        return _unknown_class(missing[1] or missing[2], bases)
+    choices = CHOICES.match(reason)
+    if choices:
+        known = [choice.strip("'") for choice in choices[1].split(", ")]
+        got = f", got {given}{did_you_mean(given, known)}" if given else ""
+        return f"expected one of {', '.join(known)}{got}"
+    kind = TYPE.match(reason)
+    if kind:
+        return f"expected {kind[1]}, got {kind[2]}"
+    return reason
+
+
+def _unknown_class(name: str, bases: Sequence[type]) -> str:
+    """Return the reason that no class has this name, with the class that was meant or else all known ones."""
+    known = sorted({kind.__name__ for base in bases for kind in _concrete(base)})
+    hint = did_you_mean(name, known) or f"; classes are {', '.join(known)}"
+    return f"no class {name}{hint}"
+
+
+def _bases(action: Action) -> Iterator[type]:
+    """Yield the classes of which an option takes objects."""
+    waiting: list[Any] = [getattr(action, "_typehint", None)]  # of jsonargparse; None for plain options
+    while waiting:
+        hint = waiting.pop()
+        if inspect.isclass(hint) and hint.__module__ != "builtins" and not get_args(hint):
+            yield hint
+        waiting += get_args(hint)
+
+
+def _concrete(base: type) -> Iterator[type]:
+    """Yield the public classes of a family that can be built."""
+    if not inspect.isabstract(base) and not base.__name__.startswith("_"):
+        yield base
+    for kind in base.__subclasses__():
+        yield from _concrete(kind)
