@@ -140,5 +140,5 @@ class StepWithLosses(OurStep):
     """A training step whose loss has the auxiliary losses of the task."""
 
     def loss(self) -> Tensor:
-        loss, auxiliary = self.task._losses_of(self.batch)
-        return loss + self.task.auxiliary.weighted_sum(auxiliary) if auxiliary else loss
+        loss, auxiliary = self.task._compute_losses(self.batch)
+        return loss + self.task.auxiliary.sum_weighted(auxiliary) if auxiliary else loss

@@ -1,10 +1,12 @@
 """LayerSync, the dispersive loss and REPA: their values and gradients, what they log, store and refuse."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import tiny_net, tiny_task, tiny_trainer
+from refusals import raises_user_error
 from small_mae import mae_task
 from torch import nn
 
@@ -139,6 +141,14 @@ def test_repa_is_the_negative_cosine_to_the_tokens_of_the_encoder(kind, teacher)
     assert not any(parameter.requires_grad for parameter in loss.teacher.net.parameters())
     assert all("teacher" not in name for name in loss.state_dict())
     assert loss.weight == {"mlp": 0.5, "conv": 1.0}[kind]
+
+
+def test_a_teacher_of_other_images_is_refused(teacher):
+    loss = REPA(teacher, hidden=8)
+    loss.bind(tiny_net(channels=3))
+    for latents, fragments in ((None, ("teacher", 1, 3)), ("a space", ("teacher", "pixels", "latents"))):
+        with raises_user_error(*fragments):
+            loss.prepare(SimpleNamespace(latents=latents), 4)
 
 
 def test_a_grid_of_tokens_is_resized():
