@@ -16,7 +16,7 @@ from uvit_decay import autoencoder
 from uvit_decay.autoencoder import Autoencoder, LatentSpace, decoder
 from uvit_decay.image_io import to_float, to_uint8
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.validation import typed
+from uvit_decay.runtime.validation import as_type
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 
@@ -246,7 +246,7 @@ def test_each_channel_has_a_mean_and_a_deviation_where_the_configuration_has_the
     assert actual.space.scales.tolist() == [0.5, 0.25, 1.0, 0.125]
     with pytest.raises(UserError, match="channel_mean"):
         replace(plain.space, scale=0.5).check_same(actual.space, "one", "two")
-    assert typed(LatentSpace, json.loads(json.dumps(asdict(actual.space))), "space") == actual.space
+    assert as_type(LatentSpace, json.loads(json.dumps(asdict(actual.space))), "space") == actual.space
 
 
 @pytest.mark.parametrize("vae", ["no/such/folder", "./vea", "runs/vea"])

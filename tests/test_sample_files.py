@@ -9,7 +9,7 @@ from conftest import pixels, refused, sample
 from PIL import Image
 from refusals import find_line
 
-from uvit_decay.runtime.files import claimed
+from uvit_decay.runtime.files import claim_paths
 
 
 def test_what_a_kill_left_of_the_description_of_a_folder_is_removed(trained, tmp_path, monkeypatch):
@@ -101,7 +101,7 @@ def test_images_of_another_checkpoint_are_left_alone_wherever_it_lies(half, tmp_
 def test_what_another_program_is_writing_is_left_alone(trained, tmp_path, monkeypatch, capsys, out):
     if out == "p":
         (tmp_path / out).mkdir()
-    with claimed(tmp_path / out):
+    with claim_paths(tmp_path / out):
         before = {*tmp_path.rglob("*")}
         error = refused(capsys, sample, monkeypatch, tmp_path, "--ckpt", trained, "--num", 2, "--out", out)
         find_line(error, "another program", out)

@@ -25,7 +25,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from uvit_decay.image_io import to_float, to_uint8
-from uvit_decay.runtime.errors import UserError, explained
+from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.tensor_files import digest
 
 SLICE_PIXELS = 8 * 256**2  # decoded in one slice: about 5 GB for Stable Diffusion's decoder in float32
@@ -196,7 +196,7 @@ class Autoencoder:
         channels, factor = _try(net.eval(), vae)
         folder = Path(vae)
         name = str(folder.resolve()) if folder.is_dir() else vae
-        with explained(f"the configuration of the autoencoder {vae}", KeyError, TypeError, ValueError):
+        with explain(f"the configuration of the autoencoder {vae}", KeyError, TypeError, ValueError):
             normalisation = _normalisation(net.config, self.is_tiny)
             sha256 = digest(net.state_dict())
             self.space = LatentSpace(name, sha256, channels=channels, factor=factor, **normalisation)
@@ -289,7 +289,7 @@ def _try(net: nn.Module, vae: str) -> tuple[int, int]:
     """Encode and decode an image; return the number of latent channels, and the pixels per latent cell."""
     hint = "it must encode and decode images of shape (1, 3, height, width)"
     # Any error is explained: a configuration can describe a network without a valid forward pass.
-    with explained(f"the autoencoder {vae} does not work", Exception, hint=hint):
+    with explain(f"the autoencoder {vae} does not work", Exception, hint=hint):
         widths = net.config.get("block_out_channels") or net.config.get("encoder_block_out_channels") or ()
         side = max(LEAST_SIDE, 2 ** len(widths))  # at least two cells, because each level but the last halves the sides
         image = torch.zeros(1, 3, side, side, dtype=net.dtype)
@@ -342,7 +342,7 @@ def _load(vae: str) -> nn.Module:
 
     hint = "give a folder of diffusers with --vae, or download it while there is a network"
     # Any error is explained: a damaged configuration can make diffusers raise anything.
-    with explained(f"the autoencoder {vae} cannot be loaded", Exception, hint=hint):
+    with explain(f"the autoencoder {vae} cannot be loaded", Exception, hint=hint):
         _check_exists(vae)
         config = diffusers.AutoencoderKL.load_config(vae)
         name = config.get("_class_name")

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from uvit_decay.runtime.errors import UserError, explained
+from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.files import replacing
-from uvit_decay.runtime.validation import parse, read_text, typed
+from uvit_decay.runtime.validation import as_type, parse, read_text
 
 PROBES = "probes.jsonl"
 GENERATION = "generation.jsonl"
@@ -71,7 +71,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     if not path.exists():
         return
     whole_lines = read_text(path, LARGEST_LOG).rpartition("\n")[0]
-    with explained(f"{path} is damaged", ValueError, TypeError, LookupError, csv.Error):
+    with explain(f"{path} is damaged", ValueError, TypeError, LookupError, csv.Error):
         for row in csv.DictReader(whole_lines.splitlines()):
             if None in row:
                 raise ValueError(f"the row of step {row['step']} has more cells than the header")
@@ -81,7 +81,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
 
 def _parse_measurement(line: str, where: str) -> Measurement:
     """Parse one line of a history; `where` begins the error messages."""
-    measurement = typed(Measurement, parse(line, where), where)
+    measurement = as_type(Measurement, parse(line, where), where)
     values = dict(measurement.values)
     for name, value in values.items():
         if value is None:

@@ -18,7 +18,7 @@ from uvit_decay.diffusion.sampling import Sampling, generate_uint8
 from uvit_decay.diffusion.sde import SDE
 from uvit_decay.image_io import to_uint8
 from uvit_decay.runtime.random import normal
-from uvit_decay.runtime.validation import typed
+from uvit_decay.runtime.validation import as_type
 
 TOGETHER = [name for name in NAMES if name != "dopri5"]  # which takes one image at a time, and is slow
 
@@ -238,8 +238,8 @@ def test_a_sampler_that_is_not_sound_on_the_path_is_a_user_error():
 )
 def test_sampling_is_built_again_from_a_checkpoint_s_description(sampling):
     stored = dataclasses.asdict(sampling)
-    assert typed(Sampling, stored, "it") == sampling
-    assert typed(Sampling, json.loads(json.dumps(stored)), "it") == sampling
+    assert as_type(Sampling, stored, "it") == sampling
+    assert as_type(Sampling, json.loads(json.dumps(stored)), "it") == sampling
     old = {key: stored[key] for key in ("sampler", "steps", "guidance", "clip")}
-    assert typed(Sampling, old, "it").sde is None, "files that do not know the newer fields load"
+    assert as_type(Sampling, old, "it").sde is None, "files that do not know the newer fields load"
     assert Sampling(**old).guidance_channels is None

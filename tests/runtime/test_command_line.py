@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import pytest
 from refusals import raises_user_error
 
-from uvit_decay.runtime.command_line import Bounds, check_bounds, parse, respelled, run
+from uvit_decay.runtime.command_line import Bounds, check_bounds, parse, respell, run
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def test_hyphens_and_underscores_are_one():
     for words in (["--batch-size", "2", "--save-samples=a_b-c"], ["--batch_size=2", "--save_samples", "a_b-c"]):
         assert parse(function, words)() == (2, "a_b-c")
     words = ["fit", "--data.batch-size=8", "--model.net-x", "-5", "a-b"]
-    assert respelled(words, "-", "_") == ["fit", "--data.batch_size=8", "--model.net_x", "-5", "a-b"]
+    assert respell(words, "-", "_") == ["fit", "--data.batch_size=8", "--model.net_x", "-5", "a-b"]
 
 
 @pytest.mark.parametrize(

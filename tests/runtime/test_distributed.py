@@ -132,7 +132,7 @@ def test_processes_that_are_not_told_where_to_meet_end_with_one_line(monkeypatch
     monkeypatch.setenv("WORLD_SIZE", "2")  # of a launcher that does not say where the first process is
     for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(SystemExit) as stop, user_errors(), Processes.launched():
+    with pytest.raises(SystemExit) as stop, user_errors(), Processes.launch():
         pass
     assert stop.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -142,7 +142,7 @@ def test_processes_that_are_not_told_where_to_meet_end_with_one_line(monkeypatch
 def test_more_processes_than_gpus_are_refused(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    with raises_user_error("2 processes", "1 GPUs"), Processes.launched():
+    with raises_user_error("2 processes", "1 GPUs"), Processes.launch():
         pass
 
 
@@ -150,7 +150,7 @@ def test_more_processes_than_gpus_are_refused(monkeypatch):
 @pytest.mark.parametrize("value", ["x", "", "-1"])
 def test_malformed_variables_of_a_launcher_are_refused(monkeypatch, name, value):
     monkeypatch.setenv(name, value)
-    with raises_user_error(name), Processes.launched():
+    with raises_user_error(name), Processes.launch():
         pass
 
 
@@ -172,9 +172,9 @@ def test_a_process_takes_its_gpu(monkeypatch, visible, local_rank, expected):
     monkeypatch.setattr("torch.cuda.device_count", lambda: visible)
     monkeypatch.setattr("torch.cuda.set_device", chosen.append)
     monkeypatch.setattr(Processes, "current", lambda: Processes(local_rank, 4, local_rank))
-    with Processes.launched():
+    with Processes.launch():
         pass
-    with Processes.launched(device="cpu"):  # takes none
+    with Processes.launch(device="cpu"):  # takes none
         pass
     assert chosen == [expected]
 
@@ -183,7 +183,7 @@ def test_a_process_without_a_gpu_of_its_own_is_refused(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setattr(Processes, "current", lambda: Processes(2, 4, 2))
-    with raises_user_error("LOCAL_RANK"), Processes.launched():
+    with raises_user_error("LOCAL_RANK"), Processes.launch():
         pass
 
 

@@ -6,7 +6,7 @@ from math import inf, nan
 import pytest
 from refusals import raises_user_error
 
-from uvit_decay.runtime.errors import LONGEST, UserError, check_numbers, explained, user_errors
+from uvit_decay.runtime.errors import LONGEST, UserError, check_numbers, explain, user_errors
 
 
 @pytest.mark.parametrize(
@@ -19,16 +19,16 @@ from uvit_decay.runtime.errors import LONGEST, UserError, check_numbers, explain
     ],
 )
 def test_an_error_is_explained_in_one_line(error, message):
-    with pytest.raises(UserError) as raised, explained("cannot read /data/x", OSError, ValueError, hint="move it"):
+    with pytest.raises(UserError) as raised, explain("cannot read /data/x", OSError, ValueError, hint="move it"):
         raise error
     assert str(raised.value) == message
     assert raised.value.__cause__ is error
 
 
 def test_other_errors_and_those_that_explain_themselves_are_raised_as_they_are():
-    with pytest.raises(KeyError, match="x"), explained("what", OSError):
+    with pytest.raises(KeyError, match="x"), explain("what", OSError):
         raise KeyError("x")
-    with raises_user_error("it is so"), explained("what", Exception):
+    with raises_user_error("it is so"), explain("what", Exception):
         raise UserError("it is so")
 
 

@@ -8,7 +8,7 @@ import torch
 from refusals import check_refusal, find_line, raises_user_error
 
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import check_writable, claimed, remove_remains, replacing
+from uvit_decay.runtime.files import check_writable, claim_paths, remove_remains, replacing
 
 
 @pytest.mark.parametrize(("name", "folder"), [("out.png", False), ("a/b/out.png", False), ("a/b/out", True)])
@@ -102,9 +102,9 @@ def test_two_that_write_one_file_at_once_do_not_mix(tmp_path):
 CLAIM = """
 import sys
 from pathlib import Path
-from uvit_decay.runtime.files import claimed
+from uvit_decay.runtime.files import claim_paths
 from uvit_decay.runtime.errors import user_errors
-with user_errors(), claimed(Path(sys.argv[1])):
+with user_errors(), claim_paths(Path(sys.argv[1])):
     print("claimed", flush=True)
     sys.stdin.read()
 """
@@ -137,7 +137,7 @@ def test_what_a_kill_left_of_a_file_is_removed_by_the_next_program_and_nothing_e
     left, others = tmp_path / ".out[1].npz.01234567.partial", [".out[1].npz2.01234567.partial", "out[1].npz", ".out"]
     for path in (left, *(tmp_path / name for name in others)):
         path.touch()
-    with claimed(tmp_path / "out[1].npz"):
+    with claim_paths(tmp_path / "out[1].npz"):
         assert not left.exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(others)
 
@@ -151,8 +151,8 @@ def test_a_folder_named_as_a_partial_file_stays(tmp_path):
 
 def test_several_files_are_claimed_together_or_not_at_all(tmp_path):
     first, second = tmp_path / "report.json", tmp_path / "report.html"
-    with claimed(second), raises_user_error("report.html"), claimed(first, second):
+    with claim_paths(second), raises_user_error("report.html"), claim_paths(first, second):
         pass
-    with claimed(first, second), raises_user_error("report.html"), claimed(second):
+    with claim_paths(first, second), raises_user_error("report.html"), claim_paths(second):
         pass
     assert not [*tmp_path.iterdir()]

@@ -9,7 +9,7 @@ from refusals import raises_user_error
 
 from uvit_decay.checkpoint import load
 from uvit_decay.runtime import program
-from uvit_decay.runtime.program import bundled, find_config, localised, or_bundled
+from uvit_decay.runtime.program import find_bundled, find_config, localise, or_bundled
 
 TEXT = (
     "python train.py fit; torchrun --nproc_per_node 8 -- evaluate.py probe; accelerate launch \\\n    sample.py --num 4"
@@ -19,23 +19,23 @@ TEXT = (
 @pytest.mark.parametrize("name", ["train.py", "/usr/bin/pytest", "-c", "", "/x/uvit_decay/checkpoint/__main__.py"])
 def test_a_script_is_a_script(monkeypatch, name):
     monkeypatch.setattr(sys, "argv", [name])
-    assert localised(TEXT) == TEXT
+    assert localise(TEXT) == TEXT
 
 
 @pytest.mark.parametrize("name", ["/usr/bin/uvit-decay", "uvit_decay", "/x/uvit_decay/__main__.py"])
 def test_a_command_of_the_package_is_one(monkeypatch, name):
     monkeypatch.setattr(sys, "argv", [name])
     wanted = "uvit-decay train fit; torchrun --nproc_per_node 8 -m -- uvit_decay evaluate probe; "
-    assert localised(TEXT) == wanted + "accelerate launch \\\n    -m uvit_decay sample --num 4"
-    assert localised("/home/me/train.py, evaluate.py: --test") == "/home/me/train.py, uvit-decay evaluate: --test"
+    assert localise(TEXT) == wanted + "accelerate launch \\\n    -m uvit_decay sample --num 4"
+    assert localise("/home/me/train.py, evaluate.py: --test") == "/home/me/train.py, uvit-decay evaluate: --test"
 
 
 def test_in_a_checkout_they_lie_beside_the_package_in_a_wheel_inside(monkeypatch, tmp_path):
-    assert bundled("configs/digits.yaml") == ROOT / "configs" / "digits.yaml"
+    assert find_bundled("configs/digits.yaml") == ROOT / "configs" / "digits.yaml"
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "digits.yaml").touch()
     monkeypatch.setattr(program, "PACKAGE", tmp_path)
-    assert bundled("configs/digits.yaml") == tmp_path / "configs" / "digits.yaml"
+    assert find_bundled("configs/digits.yaml") == tmp_path / "configs" / "digits.yaml"
 
 
 @pytest.mark.parametrize("name", ["digits", "digits.yaml", "configs/digits", "configs/digits.yaml"])

@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 from refusals import raises_user_error
 
-from uvit_decay.runtime.validation import read_json, read_yaml, typed
+from uvit_decay.runtime.validation import as_type, read_json, read_yaml
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ RIGHT = {"inner": {"scale": 1}, "kind": "a", "rows": [[1, 2.5]], "sizes": {"x": 
 
 
 def test_values_become_what_they_are():
-    found = typed(Outer, RIGHT, "it")
+    found = as_type(Outer, RIGHT, "it")
     assert found == Outer(Inner(1.0), "a", ((1.0, 2.5),), {"x": 3})
     assert type(found.inner.scale) is float
-    assert typed(Outer, {"inner": {"scale": 0.5}, "kind": "b"}, "it") == Outer(Inner(0.5), "b")
+    assert as_type(Outer, {"inner": {"scale": 0.5}, "kind": "b"}, "it") == Outer(Inner(0.5), "b")
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_values_become_what_they_are():
 )
 def test_other_values_are_one_line_that_names_the_field(change, message):
     with raises_user_error(message) as raised:
-        typed(Outer, RIGHT | change, "it")
+        as_type(Outer, RIGHT | change, "it")
     assert "\n" not in str(raised.value)
 
 

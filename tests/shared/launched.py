@@ -10,7 +10,7 @@ from uvit_decay.runtime.errors import UserError, user_errors
 
 
 def main(jobs: int, fails: str, result: Path) -> None:
-    with Processes.launched() as processes:
+    with Processes.launch() as processes:
         import_module("torch.distributed.nn.functional")  # as parts of torch do: it would keep the group
 
         def work(job: int) -> tuple[int, int]:

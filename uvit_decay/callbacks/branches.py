@@ -22,7 +22,7 @@ from uvit_decay.nn.base import DecayedNet
 from uvit_decay.nn.block import AdaLNBlock, Block
 from uvit_decay.nn.depth_attention import MixingSums, Sources, mixing_of
 from uvit_decay.plots import heat_maps
-from uvit_decay.runtime.errors import UserError, check_whole, explained
+from uvit_decay.runtime.errors import UserError, check_whole, explain
 from uvit_decay.tasks.base import Task
 from uvit_decay.tasks.sharding import full
 
@@ -268,7 +268,7 @@ def draw(measured: list[history.Measurement], path: Path) -> None:
         UserError: a measurement lacks values.
     """
     panels = {}
-    with explained(f"cannot draw {path}, its history lacks", KeyError, TypeError):
+    with explain(f"cannot draw {path}, its history lacks", KeyError, TypeError):
         branches = len(measured[-1].metadata["branches"])
         for name, title in TITLES.items():
             rows = []

@@ -17,7 +17,7 @@ from uvit_decay.callbacks.stopping import StopSignals
 from uvit_decay.history import CHECKPOINTS
 from uvit_decay.runtime.errors import check_whole
 from uvit_decay.runtime.files import replacing
-from uvit_decay.runtime.program import localised
+from uvit_decay.runtime.program import localise
 from uvit_decay.runtime.signals import STOPS
 from uvit_decay.tasks.resumption.files import LAST, NEXT, rotate
 from uvit_decay.tasks.resumption.finish import is_finishing
@@ -134,7 +134,7 @@ class LastCheckpoint(Checkpoint):
 
     def _report_stop(self, trainer: Trainer) -> None:
         path = run_folder(trainer) / CHECKPOINTS / LAST
-        command = localised("python train.py fit")
+        command = localise("python train.py fit")
         rank_zero_info(f"\nstopped at step {trainer.global_step}; resume with: {command} ... --ckpt_path {path}")
 
     def on_exception(self, trainer: Trainer, task: LightningModule, exception: BaseException) -> None:

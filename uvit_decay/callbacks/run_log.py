@@ -21,7 +21,7 @@ from uvit_decay.callbacks.stopping import at_signals
 from uvit_decay.history import CHECKPOINTS, GENERATION, METRICS, PROBES, read_rows, run_of
 from uvit_decay.runtime.errors import UserError, check_whole
 from uvit_decay.runtime.files import check_writable, replacing, writing
-from uvit_decay.runtime.program import localised
+from uvit_decay.runtime.program import localise
 from uvit_decay.tasks.base import Task
 from uvit_decay.tasks.resumption.files import LAST, makes_folders
 
@@ -254,9 +254,9 @@ class Summary(Callback):
 def _suggest_command(folder: Path, checkpoint: Path, task: Task) -> str:
     """Return a command that uses the checkpoint of a run: sampling of a denoiser, probes of an encoder."""
     if task.path is not None:
-        return f"sample from it: {localised('python sample.py')} --ckpt {checkpoint}"
+        return f"sample from it: {localise('python sample.py')} --ckpt {checkpoint}"
     config = folder / CONFIG
-    command = f"{localised('python evaluate.py')} probe --ckpt {checkpoint}"
+    command = f"{localise('python evaluate.py')} probe --ckpt {checkpoint}"
     if config.exists():
         command += f" --data {config}"  # the probes need its images
     return f"evaluate its features: {command}"

@@ -28,7 +28,7 @@ from uvit_decay.nn.sit import SiT
 from uvit_decay.nn.uvit import UViT
 from uvit_decay.nn.vit import DECAY, ViT
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import check_writable, claimed, replacing
+from uvit_decay.runtime.files import check_writable, claim_paths, replacing
 from uvit_decay.runtime.tensor_files import check_weights, load_pickle, save_tensors
 from uvit_decay.sampling_options import Weights
 
@@ -236,7 +236,7 @@ def _target(source: Path, target: Path, suffixes: tuple[str, ...]) -> Iterator[N
     if os.path.realpath(source) == os.path.realpath(target):  # realpath accepts a link to itself, unlike resolve
         raise UserError(f"{target} would replace the file that is read: write to another one")
     check_writable(target)
-    with claimed(target):
+    with claim_paths(target):
         yield
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_type_hints
 
-from uvit_decay.runtime.validation import typed
+from uvit_decay.runtime.validation import as_type
 
 PathName = Literal["linear", "gvp", "vp", "sd-discrete", "ddpm-linear"]
 
@@ -43,4 +43,4 @@ class ImportOptions:
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(type(self)).items():
             flag = name.replace("_", "-")
-            typed(kind, getattr(self, name), f"--{flag}")
+            as_type(kind, getattr(self, name), f"--{flag}")

@@ -21,9 +21,9 @@ from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
 from uvit_decay.nn.base import check_attributes
 from uvit_decay.runtime.errors import UserError, check_whole
 from uvit_decay.runtime.instantiate import Spec, build
-from uvit_decay.runtime.program import localised, or_bundled
+from uvit_decay.runtime.program import localise, or_bundled
 from uvit_decay.runtime.tensor_files import TorchFile, check_weights, load_any, load_tensors, mismatch
-from uvit_decay.runtime.validation import is_plain, parse, typed
+from uvit_decay.runtime.validation import as_type, is_plain, parse
 from uvit_decay.sampling_options import Weights
 
 KEY = "uvit_decay"  # key of the card in a .ckpt, and in the metadata of a .safetensors
@@ -101,9 +101,9 @@ class ModelCard:
         try:
             if not is_plain(values):
                 raise UserError("its model card holds more than names and plain values, or has no end")
-            values = typed(dict[str, object], values, "its model card")
+            values = as_type(dict[str, object], values, "its model card")
             known = {name: value for name, value in values.items() if name in names}
-            return typed(cls, known, "its model card")
+            return as_type(cls, known, "its model card")
         except UserError as error:
             raise UserError(f"{where} is damaged, or of another version of this project: {error}") from error
 
@@ -130,7 +130,7 @@ class Checkpoint:
             kind = "a classifier" if self.card.class_names else "an encoder"
             raise UserError(
                 f"this checkpoint is of {kind} ({type(self.net).__name__}), which makes no images: "
-                + localised("evaluate its features with evaluate.py probe or classify")
+                + localise("evaluate its features with evaluate.py probe or classify")
             )
 
     def source(self, device: torch.device) -> DiffusionModel:
@@ -271,9 +271,9 @@ def remove_prefix(state: Mapping[Any, Any], prefix: str, where: Path) -> dict[st
 def _read_training(path: Path, weights: Weights | None) -> StoredModel:
     contents = read_training_checkpoint(path)
     card = ModelCard.from_dict(contents[KEY], path)
-    state = typed(dict[str, Tensor], contents.get("state_dict"), f"state_dict of {path}")
+    state = as_type(dict[str, Tensor], contents.get("state_dict"), f"state_dict of {path}")
     raw = _network_state(state, path)
-    callbacks = typed(dict[str, object], contents.get("callbacks"), f"callbacks of {path}")
+    callbacks = as_type(dict[str, object], contents.get("callbacks"), f"callbacks of {path}")
     shadow = read_average(callbacks.get("EMA", {}), path)
     if weights == "ema" and not shadow:
         raise UserError(f"{path} holds no EMA weights: its run had no EMA callback")
@@ -302,8 +302,8 @@ def _network_state(state: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]
 
 def read_average(state: object, where: object) -> dict[str, Tensor]:
     """Return the averaged weights in a state of the callback `EMA`, from the file `where`; empty without a callback."""
-    state = typed(dict[str, object], state, f"EMA of {where}")
-    return typed(dict[str, Tensor], state.get("shadow", {}), f"EMA weights of {where}")
+    state = as_type(dict[str, object], state, f"EMA of {where}")
+    return as_type(dict[str, Tensor], state.get("shadow", {}), f"EMA weights of {where}")
 
 
 def read_training_checkpoint(path: Path, whole: bool = True) -> dict[str, Any]:

@@ -18,11 +18,12 @@ from lightning.pytorch.utilities import rank_zero_info
 import uvit_decay
 from uvit_decay import diffusion
 from uvit_decay.commands.fit_help import FIT_FLAGS
-from uvit_decay.commands.messages import NAMEABLE, explain
+from uvit_decay.commands.messages import NAMEABLE, describe_error
 from uvit_decay.data import Digits
 from uvit_decay.data.latents.module import Latents
-from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole, explained
-from uvit_decay.runtime.program import CONFIGS, bundled, find_config
+from uvit_decay.decay import DEPTH_ATTENTION, SHORTCUTS
+from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole, explain
+from uvit_decay.runtime.program import CONFIGS, find_bundled, find_config
 from uvit_decay.runtime.validation import check_size, parse, read_text
 
 CALLERS = "lightning.pytorch.callbacks.lambda_function"  # its class calls any function that it is given
@@ -57,7 +58,7 @@ class Parser(LightningArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         flags = list(self._option_string_actions)
         common = FIT_FLAGS if "--seed_everything" in flags else ()  # else the parser of a class, in a flag
-        raise UserError(explain(message, flags, self._actions, common)) from ex
+        raise UserError(describe_error(message, flags, self._actions, common)) from ex
 
     def dump(self, *args: Any, **options: Any) -> str:
         """Return the text of a configuration, with the class paths that all versions write.
@@ -65,7 +66,7 @@ class Parser(LightningArgumentParser):
         The parser itself takes the shortest path that an object can be imported by: `uvit_decay.UViT`. Runs that are
         resumed, compared and reproduced have `uvit_decay.nn.UViT`.
         """
-        return SHORT_PATH.sub(_stored_path, super().dump(*args, **options))
+        return SHORT_PATH.sub(_name_stored_path, super().dump(*args, **options))
 
     def add_method_arguments(self, *args: Any, **options: Any) -> list[str]:
         """Add the arguments of a method of the trainer, with our own words for --ckpt_path."""
@@ -76,7 +77,7 @@ class Parser(LightningArgumentParser):
         return added
 
 
-def _stored_path(found: re.Match[str]) -> str:
+def _name_stored_path(found: re.Match[str]) -> str:
     """Return a class path of SHORT_PATH as configurations have it: that of its room, a noise path's of its module."""
     package, name = found[1], found[2]
     modules = SHORTENED[package]
@@ -92,7 +93,7 @@ def _load(text: str) -> Any:
 def limit(trusted: list[str]) -> None:
     """Bound the size of configurations, and let them name only NAMEABLE and these modules, classes and functions."""
     set_loader("yaml", _load, (yaml.YAMLError, ValueError, RecursionError))
-    with explained(f"--trust {' '.join(trusted)}", ValueError):
+    with explain(f"--trust {' '.join(trusted)}", ValueError):
         set_parsing_settings(
             import_path_denylist=["*", CALLERS],
             import_path_allowlist=[*NAMEABLE, *trusted],
@@ -100,7 +101,7 @@ def limit(trusted: list[str]) -> None:
         )
 
 
-def located(args: Sequence[str]) -> list[str]:
+def locate(args: Sequence[str]) -> list[str]:
     """Return the words of a command line with the path of each --config, which may be the name of a bundled one."""
     words = []
     for before, word in pairwise(["", *args]):
@@ -118,7 +119,7 @@ def _config(name: str) -> str:
     path = Path(found := find_config(name))
     if not os.path.exists(found):  # or it is the text of one
         if re.fullmatch(r"[\w./-]+", found):
-            known = ", ".join(sorted(path.stem for path in bundled(CONFIGS).glob("*.yaml")))
+            known = ", ".join(sorted(path.stem for path in find_bundled(CONFIGS).glob("*.yaml")))
             raise UserError(f"--config {name}: File does not exist; configurations of the package are {known}")
     elif not path.is_fifo() and not isinstance(parse(read_text(path, 2**20), path, _load), dict):  # a pipe is read once
         raise UserError(f"{path} holds no settings, which are a mapping such as `seed_everything: 0`")
@@ -149,6 +150,34 @@ def _is_latents(class_path: str) -> bool:
     return issubclass(pkgutil.resolve_name(class_path), Latents)
 
 
+def reset_alpha_min(config: Namespace, words: Sequence[str]) -> None:
+    """Set alpha_min to 1 for a schedule of the command line that has none, unless the command line sets it.
+
+    The alpha_min of a configuration belongs to the schedule of this configuration.
+
+    Args:
+        config: the run's configuration, in which `alpha_min` of the network is replaced.
+        words: the command line.
+    """
+    flags = [word.partition("=")[0] for word in words]
+    given = {name for name in ("schedule", "alpha_min") if any(_is_network_flag(flag, name) for flag in flags)}
+    arguments = config.model.get("init_args.net.init_args")
+    if given != {"schedule"} or arguments is None or arguments.get("alpha_min") in (None, 1.0):
+        return
+    schedule = arguments.get("schedule")
+    if not isinstance(schedule, str):
+        return
+    kind = SHORTCUTS.get(schedule)
+    if schedule in DEPTH_ATTENTION or (kind is not None and not kind.falls):
+        arguments["alpha_min"] = 1.0
+        rank_zero_info(f"--model.net.alpha_min 1, because schedule {schedule} has no alpha_min")
+
+
+def _is_network_flag(flag: str, name: str) -> bool:
+    """Return whether a flag sets an argument of the network."""
+    return re.fullmatch(rf"--model\.(init_args\.)?net\.(init_args\.)?{name}", flag) is not None
+
+
 def take_network_size(config: Namespace, words: Sequence[str], default: Path) -> None:
     """Crop images to the network's size if the data take any size and none was set.
 
@@ -164,7 +193,7 @@ def take_network_size(config: Namespace, words: Sequence[str], default: Path) ->
     if "image_size" not in arguments or arguments["image_size"] is not None or size is None:
         return
     flags = [word.partition("=")[0] for word in words]
-    is_flag = any(re.fullmatch(r"--model\.(init_args\.)?net\.(init_args\.)?image_size", flag) for flag in flags)
+    is_flag = any(_is_network_flag(flag, "image_size") for flag in flags)
     if is_flag or _has_own_config(config, default):
         arguments["image_size"] = size
         rank_zero_info(f"images are cropped to {size}x{size}, the network's size; --data.image_size sets another")

@@ -26,7 +26,8 @@ from uvit_decay.commands.checks import (
     Parser,
     check_values,
     limit,
-    located,
+    locate,
+    reset_alpha_min,
     size_evaluations,
     take_network_size,
     unclip_latents,
@@ -36,11 +37,11 @@ from uvit_decay.data import ImageData
 from uvit_decay.runtime.command_line import Parser as OneLineParser
 from uvit_decay.runtime.concurrency import keep_freed_memory
 from uvit_decay.runtime.distributed import destroy_group, others_needed
-from uvit_decay.runtime.errors import RunEnded, UserError, explained, one_line
+from uvit_decay.runtime.errors import RunEnded, UserError, explain, one_line
 from uvit_decay.runtime.files import check_writable
 from uvit_decay.runtime.instantiate import Trusted
 from uvit_decay.runtime.precision import product_ratio, trains_in_bf16
-from uvit_decay.runtime.program import DEFAULT_CONFIG, bundled
+from uvit_decay.runtime.program import DEFAULT_CONFIG, find_bundled
 from uvit_decay.runtime.validation import flat
 from uvit_decay.tasks import Task
 from uvit_decay.tasks.ddp import register_ddp
@@ -126,11 +127,12 @@ class CLI(LightningCLI):
         trust_parser.add_argument("--trust", action="append", default=[], type=Trusted)
         given, rest = trust_parser.parse_known_args(args)
         limit(given.trust)
-        with explained("a --config is no text file", UnicodeDecodeError):
-            self.config = parser.parse_args(located(rest))
-        config, default = self.config[self.config.subcommand], bundled(DEFAULT_CONFIG)
+        with explain("a --config is no text file", UnicodeDecodeError):
+            self.config = parser.parse_args(locate(rest))
+        config, default = self.config[self.config.subcommand], find_bundled(DEFAULT_CONFIG)
         check_values(config)
         unclip_latents(config, rest)
+        reset_alpha_min(config, rest)
         take_network_size(config, rest, default)
         size_evaluations(config, rest, default)
 
@@ -169,7 +171,7 @@ class CLI(LightningCLI):
     def _began_in_float32(self, loggers: list[Any]) -> bool:
         """Return whether this run resumes from a checkpoint of a run in float32."""
         path, root = (self._get(self.config_init, name) for name in ("ckpt_path", "trainer.default_root_dir"))
-        settings, allowed = self._settings(), self._allowed()
+        settings, allowed = self._settings(), self._list_allowed()
         before = path and read_settings(path, settings, allowed, loggers, root or ".", self._checkpoints)
         return before is not None and before.get("trainer.precision") != "bf16-mixed"
 
@@ -255,13 +257,13 @@ class CLI(LightningCLI):
         Lightning is given the file that `last` and `auto` mean.
         """
         task, chosen = self.model, self._get(self.config_init, "ckpt_path")
-        task.settings, task.allowed = self._settings(), self._allowed()
+        task.settings, task.allowed = self._settings(), self._list_allowed()
         found = resume(task, self.trainer, chosen, self._checkpoints, self.subcommand == "fit")
         if chosen in NAMES:
             self.config_init[self.subcommand].ckpt_path = found and found[0]
         return found and found[1]
 
-    def _allowed(self) -> list[str]:
+    def _list_allowed(self) -> list[str]:
         allowed = self._get(self.config, "resume.allow")
         return [allowed] if isinstance(allowed, str) else allowed
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import check_writable, claimed
+from uvit_decay.runtime.files import check_writable, claim_paths
 
 TRAINING = ("step", "epoch", "images")  # values of --x that are no options
 FIGURES = (".png", ".pdf", ".svg")
@@ -51,7 +51,7 @@ def compare(
         raise UserError(f"--x {x} is the option of --by: name another, or step, epoch or images")
     groups, ranked = group_by_options(loaded, options), report.RANKS[rank]
     table = report.rows(groups, ranked)
-    with claimed(out, spreadsheet):
+    with claim_paths(out, spreadsheet):
         report.save_csv(spreadsheet, names, table)
         if x in TRAINING:
             report.save_curves(out, by, groups, x, ranked)

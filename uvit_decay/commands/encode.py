@@ -49,11 +49,11 @@ def encode_images(
 
     from uvit_decay.autoencoder import Autoencoder
     from uvit_decay.class_names import class_list
-    from uvit_decay.commands.opened import opened
+    from uvit_decay.commands.opening import open_program
     from uvit_decay.data.image_files import list_images
     from uvit_decay.data.latents.encode import describe, encode
 
-    with opened(timeout=SHARES) as (processes, device):
+    with open_program(timeout=SHARES) as (processes, device):
         autoencoder = Autoencoder(vae, device, getattr(torch, precision))
         listing = list_images(source, None if classes is None else class_list(classes))
         space = autoencoder.space

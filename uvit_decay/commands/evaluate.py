@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from uvit_decay.runtime.command_line import run
-from uvit_decay.runtime.program import localised
+from uvit_decay.runtime.program import localise
 
 COMMANDS = {  # the module of each command; only that of the command that is asked for is imported
     "generation": "generation",
@@ -30,4 +30,4 @@ def main(words: Sequence[str]) -> None:
     """Run a command line of evaluate.py; exit with one line on a user's mistake."""
     asked = [word for word in words[:1] if word in COMMANDS] or COMMANDS
     commands = {name: getattr(import_module(f"uvit_decay.commands.{COMMANDS[name]}"), name) for name in asked}
-    run(commands, __doc__, localised("evaluate.py"), words)
+    run(commands, __doc__, localise("evaluate.py"), words)

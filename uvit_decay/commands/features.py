@@ -61,7 +61,7 @@ def probe(
     Args:
         out: folder for probes.csv, .json, .png and cknna.png; default: in probes/, a telling name.
     """
-    from uvit_decay.commands.opened import opened, writing_to
+    from uvit_decay.commands.opening import open_program, writing_to
     from uvit_decay.evaluation.open_by_name import describe_pictures, describe_test_images
     from uvit_decay.representations.networks import open_judging_data, open_network
     from uvit_decay.representations.probing import Prober, check_probed, choose_images
@@ -75,7 +75,7 @@ def probe(
     aligned = find_protocol(probing.protocol).aligned
     if alignment != Alignment() and not aligned:
         raise UserError("--reference, --reference-size and --alignment-images are of --protocol repa")
-    with opened([judging.ckpt], loading.device) as (processes, device):
+    with open_program([judging.ckpt], loading.device) as (processes, device):
         judged = open_network(judging.ckpt, loading)
         images = open_judging_data(judged, judging.data, judging.test)
         check_probed(judged.net, judged.path, images, probing)
@@ -109,13 +109,13 @@ def classify(
     """
     check_ending("--out", out, ".json")
 
-    from uvit_decay.commands.opened import opened, writing_to
+    from uvit_decay.commands.opening import open_program, writing_to
     from uvit_decay.representations.classification import Classifying, format_report
     from uvit_decay.representations.networks import open_judging_data, open_network
     from uvit_decay.runtime.precision import chosen_precision
     from uvit_decay.runtime.validation import write_json
 
-    with opened([judging.ckpt], loading.device) as (processes, device):
+    with open_program([judging.ckpt], loading.device) as (processes, device):
         judged = open_network(judging.ckpt, loading)
         images = open_judging_data(judged, judging.data, judging.test)
         classifying = Classifying(judged, images, classification)
@@ -130,7 +130,7 @@ def classify(
 
 def features(options: Visualization) -> None:
     """Patch features as colours, clusters, t-SNE."""
-    from uvit_decay.commands.opened import opened, writing_to
+    from uvit_decay.commands.opening import open_program, writing_to
     from uvit_decay.data.masks import Masks
     from uvit_decay.evaluation.image_sources import FileImages
     from uvit_decay.nn.intermediates import layer_indices
@@ -139,7 +139,7 @@ def features(options: Visualization) -> None:
     from uvit_decay.representations.visualize import choose_points, draw_patches, draw_tsne, name_tsne_file
 
     outputs = (options.out, name_tsne_file(options.out))
-    with opened(device=options.device) as (processes, device), writing_to(*outputs, processes=processes):
+    with open_program(device=options.device) as (processes, device), writing_to(*outputs, processes=processes):
         if not processes.is_main:
             return
         judged = open_network(options.ckpt, options)
@@ -159,13 +159,13 @@ def features(options: Visualization) -> None:
 def reconstruct(options: Reconstruction) -> None:
     """Images, masked images and their reconstructions by a masked autoencoder."""
     from uvit_decay import checkpoint
-    from uvit_decay.commands.opened import opened, writing_to
+    from uvit_decay.commands.opening import open_program, writing_to
     from uvit_decay.evaluation.open_by_name import open_images
     from uvit_decay.image_io import save_image, to_float
     from uvit_decay.representations.reconstruction import Reconstructor
     from uvit_decay.runtime.random import subset
 
-    with opened(device=options.device) as (processes, device), writing_to(options.out, processes=processes):
+    with open_program(device=options.device) as (processes, device), writing_to(options.out, processes=processes):
         if not processes.is_main:
             return
         loaded = checkpoint.load(options.ckpt, options.weights, options.trust)

@@ -3,7 +3,7 @@
 import re
 import textwrap
 
-from uvit_decay.runtime.program import CONFIGS, bundled, localised
+from uvit_decay.runtime.program import CONFIGS, find_bundled, localise
 
 WIDTH = 120
 
@@ -68,6 +68,6 @@ ABOUT = {
 
 def fit_help(command: str) -> str:
     """Return the help of a command of ABOUT, with the names of the configurations of the package."""
-    names = sorted(path.stem for path in bundled(CONFIGS).glob("*.yaml"))
+    names = sorted(path.stem for path in find_bundled(CONFIGS).glob("*.yaml"))
     listed = textwrap.fill(", ".join(names), WIDTH, initial_indent="  ", subsequent_indent="  ")
-    return localised(FIT.format(command=command, about=ABOUT[command], configs=listed).rstrip())
+    return localise(FIT.format(command=command, about=ABOUT[command], configs=listed).rstrip())

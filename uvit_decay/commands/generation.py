@@ -72,7 +72,7 @@ def generation(
     if samples is not None:
         _refuse_sampling(num, save_samples, sampling)
 
-    from uvit_decay.commands.opened import opened
+    from uvit_decay.commands.opening import open_program
     from uvit_decay.evaluation.generation import Comparison, open_reference
     from uvit_decay.evaluation.image_sources import GeneratedImages
     from uvit_decay.evaluation.open_by_name import open_images
@@ -81,7 +81,7 @@ def generation(
     from uvit_decay.samples import Samples
 
     files = [] if ckpt is None else sampling.files(ckpt)
-    with opened(files, sampling.device) as (processes, device):
+    with open_program(files, sampling.device) as (processes, device):
         extractor = features.extractor(metrics.spatial)
         metrics.check_names(extractor)
         channels = extractor.channels or GREY
@@ -119,13 +119,13 @@ def statistics(
     """
     check_ending("--out", out, ".npz")
 
-    from uvit_decay.commands.opened import opened, writing_to
+    from uvit_decay.commands.opening import open_program, writing_to
     from uvit_decay.evaluation.extract import Extraction
     from uvit_decay.evaluation.feature_store import save_statistics
     from uvit_decay.evaluation.open_by_name import open_images
     from uvit_decay.metrics.extractors import prepare
 
-    with opened(device=device) as (processes, where), writing_to(out, processes=processes):
+    with open_program(device=device) as (processes, where), writing_to(out, processes=processes):
         extractor = features.extractor(spatial)
         if spatial and "spatial" not in extractor.widths:
             raise UserError(f"--spatial features are Inception's, {extractor.name} yields none")

@@ -31,7 +31,7 @@ FORMS = re.compile(
 LINKED = re.compile(r"--(model|data)\.seed\b|(?<=\")(model|data)\": \"seed(?=\")")  # both are set by --seed_everything
 
 
-def explain(message: str, flags: Sequence[str], actions: Sequence[Action], common: Iterable[str]) -> str:
+def describe_error(message: str, flags: Sequence[str], actions: Sequence[Action], common: Iterable[str]) -> str:
     """Return an error of a parser as one line in our words.
 
     For a nested option the parsers of its classes report the error one after another: the flag of an inner one is

@@ -7,13 +7,13 @@ import os
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import ParallelStrategy
 
-from uvit_decay.runtime.distributed import BY_HAND, requested
+from uvit_decay.runtime.distributed import BY_HAND, find_launcher
 from uvit_decay.runtime.errors import UserError
 
 
 def check_nodes(trainer: Trainer) -> None:
     """Raise a UserError if the trainer counts other processes than a launcher has started, or cannot find its nodes."""
-    (started, launcher), strategy = requested(), trainer.strategy
+    (started, launcher), strategy = find_launcher(), trainer.strategy
     outside = isinstance(strategy, ParallelStrategy) and strategy.cluster_environment.creates_processes_externally
     counted = trainer.num_nodes * trainer.num_devices  # torchrun's environment has its own `world_size`
     flags = f"--trainer.num_nodes {trainer.num_nodes} x {trainer.num_devices} devices"

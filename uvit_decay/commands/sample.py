@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Annotated
 
 from uvit_decay.runtime.command_line import run
-from uvit_decay.runtime.program import bundled, localised
+from uvit_decay.runtime.program import find_bundled, localise
 from uvit_decay.sampling_options import Count, SamplingOptions
 
-BUNDLED = bundled("checkpoints/digits.safetensors")
+BUNDLED = find_bundled("checkpoints/digits.safetensors")
 
 
 def sample(
@@ -39,21 +39,21 @@ def sample(
         out: .png, .npz or a folder.
         compile: torch.compile for the network: pays off for thousands of images; changes no image but by rounding.
     """
-    from uvit_decay.commands.opened import opened
-    from uvit_decay.runtime.files import claimed
+    from uvit_decay.commands.opening import open_program
+    from uvit_decay.runtime.files import claim_paths
     from uvit_decay.sample_files import check_output, write_samples
     from uvit_decay.samples import Samples
 
     check_output(out, num)
-    with opened(sampling.files(ckpt), sampling.device) as (group, _):
+    with open_program(sampling.files(ckpt), sampling.device) as (group, _):
         samples = replace(Samples.from_options(ckpt, sampling, group.local_rank), compiled=compile)
         if out.suffix.lower() == ".png":  # at most 10 classes, a column each
             classes = samples.classes if sampling.classes else samples.classes[:10]
             samples = replace(samples, classes=classes, at_random=sampling.labels == "random")
-        with claimed(out, first=group.is_main):
+        with claim_paths(out, first=group.is_main):
             write_samples(samples, num or (10 * len(samples.classes) or 64), out, sampling.batch_size, group)
 
 
 def main(words: Sequence[str]) -> None:
     """Run a command line of sample.py; exit with one line on a user's mistake."""
-    run(sample, __doc__, localised("sample.py"), words)
+    run(sample, __doc__, localise("sample.py"), words)

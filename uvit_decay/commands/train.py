@@ -26,10 +26,10 @@ Classes of your own:  --trust yours allows the classes of the module `yours`
 from collections.abc import Sequence
 
 from uvit_decay.commands.fit_help import ABOUT, fit_help
-from uvit_decay.runtime.command_line import respelled
+from uvit_decay.runtime.command_line import respell
 from uvit_decay.runtime.errors import UserError, user_errors
 from uvit_decay.runtime.launcher import check_launcher_variables
-from uvit_decay.runtime.program import DEFAULT_CONFIG, bundled, localised, quiet_libraries
+from uvit_decay.runtime.program import DEFAULT_CONFIG, find_bundled, localise, quiet_libraries
 from uvit_decay.runtime.signals import stoppable
 from uvit_decay.runtime.suggestions import did_you_mean
 
@@ -46,9 +46,9 @@ def main(words: Sequence[str]) -> None:
 def _run(words: Sequence[str]) -> None:
     check_launcher_variables()  # before Lightning is imported, which reads them
     quiet_libraries()
-    args = respelled(words, "-", "_")
+    args = respell(words, "-", "_")
     if len(args) == 1 and args[0] in HELP:
-        print(localised(__doc__))
+        print(localise(__doc__))
         return
     if args and args[0] in ABOUT and HELP & set(args):
         print(fit_help(args[0]))
@@ -62,7 +62,7 @@ def _run(words: Sequence[str]) -> None:
         word = args[0] if args else "nothing"
         raise UserError(f"the subcommands of train.py are {', '.join(known)}: got {word}{did_you_mean(word, known)}")
     if args[0] in known and not named:
-        args[1:1] = ["--config", str(bundled(DEFAULT_CONFIG))]
+        args[1:1] = ["--config", str(find_bundled(DEFAULT_CONFIG))]
     if args[0] == DOCTOR:
         from uvit_decay.commands.doctor import Doctor  # imports every check
 

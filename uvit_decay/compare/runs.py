@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from uvit_decay.history import GENERATION, METRICS, PROBES, Measurement, read, read_rows
-from uvit_decay.runtime.errors import UserError, explained
+from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.validation import flat, read_yaml
 
 BEST = "best_accuracy"
@@ -145,7 +145,7 @@ def _make_point(measurement: Measurement) -> dict[str, float]:
 def _last_top1(path: Path) -> float | None:
     """Return the last validation accuracy that was logged to metrics.csv; None if there is none."""
     top1 = None
-    with explained(f"{path} is damaged", ValueError):
+    with explain(f"{path} is damaged", ValueError):
         for _, values in read_rows(path):
             if TOP1 in values:
                 top1 = float(values[TOP1])

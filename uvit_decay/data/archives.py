@@ -24,7 +24,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from uvit_decay.runtime.errors import UserError, explained
+from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.progress import track
 
 # Exceptions of zipfile, tarfile and PIL on damaged bytes; fuzzing 20 formats raised no others.
@@ -84,7 +84,7 @@ def _folder_names(path: Path) -> Iterator[str]:
     waiting = ["."]
     while waiting:
         folder = waiting.pop()
-        with explained(path, OSError), os.scandir(path / folder) as entries:
+        with explain(path, OSError), os.scandir(path / folder) as entries:
             state = os.stat(path / folder)
             twin = seen.setdefault((state.st_dev, state.st_ino), folder)
             if twin != folder:  # otherwise a walk with two links to a parent would not end
@@ -125,7 +125,7 @@ def _scan(file: BinaryIO, where: Path, extensions: Collection[str]) -> dict[str,
 def _entries(file: BinaryIO, where: Path) -> Iterator[tarfile.TarInfo]:
     """Yield the members of a tar; raise a UserError if the file is damaged or is not a tar."""
     # MemoryError: a header claims a name of terabytes
-    damage = explained(f"{where}: not a tar, or a compressed, damaged or cut short one", *DAMAGED, MemoryError)
+    damage = explain(f"{where}: not a tar, or a compressed, damaged or cut short one", *DAMAGED, MemoryError)
     with damage, tarfile.open(fileobj=file, mode="r:") as archive:
         while (entry := archive.next()) is not None:
             archive.members.clear()  # tarfile keeps every member: 1 GB for a million files
@@ -160,7 +160,7 @@ def open_members(path: Path, index: ArchiveIndex) -> Iterator[Callable[[int], By
             return _read_file(path / index.names[i])
 
         def fetch(i: int) -> BytesIO:
-            with explained(index.names[i], *DAMAGED):
+            with explain(index.names[i], *DAMAGED):
                 return BytesIO(read(i))
 
         yield fetch
@@ -176,7 +176,7 @@ def file_states(path: Path, index: ArchiveIndex, chosen: Iterable[int]) -> list[
         sizes = index.spans[list(chosen), 1].tolist()
         return [(size,) for size in sizes]
     if path.is_dir():
-        with explained(f"{path} has changed", OSError):
+        with explain(f"{path} has changed", OSError):
             return [(os.stat(path / index.names[i]).st_size,) for i in chosen]
     archive = _open_zip(path).archive
     members = [archive.getinfo(index.names[i]) for i in chosen]
@@ -220,7 +220,7 @@ class _SharedZip:
 def _open_zip(path: Path) -> _SharedZip:
     """Return the zip, cached because opening a zip of 50,000 files takes about a second."""
     what = f"{path}: neither a folder nor a tar without compression, and not a zip, or one that is cut short"
-    with explained(what, zipfile.BadZipFile, OSError, struct.error, ValueError, RuntimeError):
+    with explain(what, zipfile.BadZipFile, OSError, struct.error, ValueError, RuntimeError):
         state = path.stat()
         # The key includes the process: a forked worker must not share its parent's file position or lock.
         return _open_cached_zip(path, os.getpid(), state.st_mtime_ns, state.st_size)
@@ -233,7 +233,7 @@ def _open_cached_zip(path: Path, process: int, changed: int, size: int) -> _Shar
 
 def open_file(path: Path) -> BinaryIO:
     """Open a regular file; raise a UserError for any other, such as a FIFO, where `open` would wait for a writer."""
-    with explained(path, OSError):
+    with explain(path, OSError):
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise OSError("not a regular file")
         return open(path, "rb")

@@ -18,7 +18,7 @@ import torch
 from uvit_decay.data.batches import InMemory
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.runtime.download import download, verify
-from uvit_decay.runtime.errors import UserError, explained, one_line
+from uvit_decay.runtime.errors import UserError, explain, one_line
 from uvit_decay.runtime.files import at_home
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class _CIFAR(ImageData, ABC):
             return
         official = self.official()
         verify(place, official.tgz_md5, "md5")
-        with tempfile.TemporaryDirectory() as root, explained(f"cannot unpack {place}", OSError):
+        with tempfile.TemporaryDirectory() as root, explain(f"cannot unpack {place}", OSError):
             shutil.unpack_archive(place, root, "gztar", filter="data")
             self._load_folder(Path(root) / official.base_folder)
 

@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from uvit_decay.data.archives import DAMAGED
-from uvit_decay.runtime.errors import UserError, check_whole, explained
+from uvit_decay.runtime.errors import UserError, check_whole, explain
 
 # Formats that PIL may open, whatever the file extension: common ones first, TGA last because it has no signature. Other
 # formats are not images (labels.h5) or run another program on the contents (EPS, and IPTC, which may contain an EPS).
@@ -51,7 +51,7 @@ def open_image(file: BinaryIO, name: str) -> Iterator[Image.Image]:
         UserError: the image is damaged, which may first show in the body, or has more than MOST_PIXELS pixels. The
             message starts with `name`.
     """
-    with explained(name, *DAMAGED, Image.DecompressionBombError):
+    with explain(name, *DAMAGED, Image.DecompressionBombError):
         try:
             with Image.open(file, formats=formats()) as image:
                 if image.width * image.height > MOST_PIXELS:

@@ -18,7 +18,7 @@ from uvit_decay.data.archives import DAMAGED, open_file
 from uvit_decay.data.fingerprint import MOST_COMPARED, spread
 from uvit_decay.data.folder import Images
 from uvit_decay.data.image_files import Listing
-from uvit_decay.runtime.errors import UserError, explained
+from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.files import at_home
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class HubListing(Listing):
         """Yield a thread-safe function that returns the encoded image of a row."""
 
         def fetch(index: int) -> BytesIO:
-            with explained(self.members[index], *DAMAGED):
+            with explain(self.members[index], *DAMAGED):
                 stored = self.rows[index][self.column]
                 if stored["bytes"] is not None:
                     return BytesIO(stored["bytes"])
@@ -85,7 +85,7 @@ class HubListing(Listing):
     def _size(self, index: int) -> int:
         if self.sizes[index] >= 0:
             return int(self.sizes[index])
-        with explained(f"{self.path} has changed", OSError):
+        with explain(f"{self.path} has changed", OSError):
             return os.stat(self.rows[index][self.column]["path"]).st_size
 
 
@@ -145,7 +145,7 @@ class HubDataset(Images):
 
     def _open(self, split: str) -> HubListing:
         """Open a split and list its images with their labels."""
-        with explained("--data HubDataset needs the library datasets", ImportError, hint='pip install -e ".[hub]"'):
+        with explain("--data HubDataset needs the library datasets", ImportError, hint='pip install -e ".[hub]"'):
             from datasets import Image
 
         rows = load_split(self.path, split, self.subset)
@@ -220,7 +220,7 @@ def load_split(path: str, split: str, subset: str | None = None) -> Dataset:
 
     folder = at_home(path)
     # Any error is possible: the network, a damaged file or the data set's own configuration may fail.
-    with explained(f"cannot open the data set {path}, split {split}", Exception):
+    with explain(f"cannot open the data set {path}, split {split}", Exception):
         if (folder / "dataset_dict.json").is_file():
             found = datasets.load_from_disk(str(folder))
             if split not in found:

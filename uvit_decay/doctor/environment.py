@@ -16,7 +16,7 @@ from lightning.pytorch import Callback
 from uvit_decay.callbacks.generation import GenerationMetrics
 from uvit_decay.data import ImageData
 from uvit_decay.doctor.report import Finding, Level, Run, gib
-from uvit_decay.runtime.distributed import requested
+from uvit_decay.runtime.distributed import find_launcher
 
 PACKAGES = ("torch", "lightning", "numpy", "diffusers")
 DRIVER = Path("/proc/driver/nvidia/version")
@@ -52,7 +52,7 @@ def check_devices(run: Run) -> Iterator[Finding]:
 def list_ranks(run: Run) -> Iterator[Finding]:
     """Report the number of processes and their launcher; `check_nodes` has compared the number with the flags."""
     trainer = run.trainer
-    started, launcher = requested()
+    started, launcher = find_launcher()
     if started <= 1:
         launcher = "Lightning"
     nodes = f"{trainer.num_nodes} node{'s' * (trainer.num_nodes > 1)}"

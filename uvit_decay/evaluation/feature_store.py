@@ -25,7 +25,7 @@ from uvit_decay.metrics.frechet import Moments, Statistics, check_statistics
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import at_home, check_writable, remove_remains, replacing, writing
 from uvit_decay.runtime.tensor_files import load_tensors, save_tensors
-from uvit_decay.runtime.validation import parse, read_json, typed, write_json
+from uvit_decay.runtime.validation import as_type, parse, read_json, write_json
 
 FLOATS = Features._fields  # float32 (n, d)
 ABOUT = "about.json"  # describes the store
@@ -234,7 +234,7 @@ class StatisticsFile:
 
         about = npz.read(self.path, "about", f"text of {MOST_BYTES} bytes at most", fits)
         where = f"{self.path}: about"
-        return typed(dict[str, object], parse(str(about), where), where)
+        return as_type(dict[str, object], parse(str(about), where), where)
 
     def has(self, kind: str) -> bool:
         """Return whether there are statistics of `kind`, "features" or "spatial"."""

@@ -20,7 +20,7 @@ from uvit_decay.data.folder import OnDisk
 from uvit_decay.data.image_files import Listing, list_images, read, size_of
 from uvit_decay.evaluation import npz
 from uvit_decay.runtime.distributed import COMPARED
-from uvit_decay.runtime.errors import UserError, explained
+from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.random import subset
 from uvit_decay.samples import PATHS, Samples
 
@@ -120,7 +120,7 @@ def _hash_files(listing: Listing) -> str:
     """Return the sha256 of names, sizes and modification times: reading all bytes could take as long as evaluation."""
     path = listing.path.resolve()
     digest = hashlib.sha256(repr((str(path), listing.members)).encode())
-    with explained(f"{path} has changed", OSError):
+    with explain(f"{path} has changed", OSError):
         for name in listing.stored_in:
             stat = (path / name).stat()
             digest.update(repr((name, stat.st_size, stat.st_mtime_ns)).encode())
@@ -133,7 +133,7 @@ def describe_file(kind: str, path: Path) -> dict[str, Any]:
     Raises:
         UserError: there is no such file.
     """
-    with explained(f"cannot read {path}", OSError):
+    with explain(f"cannot read {path}", OSError):
         stat = path.stat()
     return {kind: str(path.resolve()), "size": stat.st_size, "time": stat.st_mtime_ns}
 

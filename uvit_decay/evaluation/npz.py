@@ -11,13 +11,13 @@ import numpy as np
 import psutil
 
 from uvit_decay.data.archives import DAMAGED, open_file
-from uvit_decay.runtime.errors import UserError, explained
+from uvit_decay.runtime.errors import UserError, explain
 
 
 @contextmanager
 def _open_arrays(path: Path) -> Iterator[np.lib.npyio.NpzFile]:
     """Open a regular file; turn errors of zipfile and numpy on damaged files into a UserError."""
-    damaged = explained(f"{path} cannot be read", *DAMAGED, MemoryError, TokenError)
+    damaged = explain(f"{path} cannot be read", *DAMAGED, MemoryError, TokenError)
     with damaged, open_file(path) as file:
         arrays = np.load(file, allow_pickle=False)
         if not isinstance(arrays, np.lib.npyio.NpzFile):

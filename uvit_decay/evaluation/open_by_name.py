@@ -10,7 +10,7 @@ from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import at_home
 from uvit_decay.runtime.instantiate import Spec, build
 from uvit_decay.runtime.program import find_config
-from uvit_decay.runtime.validation import read_yaml, typed
+from uvit_decay.runtime.validation import as_type, read_yaml
 
 SMALL = 64  # pixels: pictures of this size or less fill their frame
 SETS = {"digits": Digits, "cifar10": CIFAR10, "cifar100": CIFAR100}
@@ -139,9 +139,9 @@ def _build_data(name: str, image_size: int | None = None) -> ImageData:
     if name in SETS:
         return SETS[name]()
     where = f"{name}: data"
-    data = typed(dict[str, object], read_yaml(Path(find_config(name))).get("data"), where)
+    data = as_type(dict[str, object], read_yaml(Path(find_config(name))).get("data"), where)
     values = {"class_path": data.get("class_path"), "init_args": data.get("init_args") or {}}
-    spec = typed(Spec, values, where)
+    spec = as_type(Spec, values, where)
     if not spec.is_from("uvit_decay.data"):
         raise UserError(f"{where}: {spec.class_path} is not a data module of uvit_decay.data")
     module = build(spec, ImageData, "uvit_decay.data", where=where)

@@ -18,7 +18,7 @@ from uvit_decay.evaluation.report_html import Neighbours, Report, write_html
 from uvit_decay.image_io import grid_columns, save_npz
 from uvit_decay.metrics.precision_recall import find_covered, nearest
 from uvit_decay.runtime.distributed import Processes
-from uvit_decay.runtime.files import check_writable, claimed
+from uvit_decay.runtime.files import check_writable, claim_paths
 from uvit_decay.runtime.validation import write_json
 
 COMPARABLE = 10_000  # samples; distances decrease with their number, and published values use 50,000
@@ -43,7 +43,7 @@ def write_reports(comparison: Comparison, out: Path, save_samples: Path | None, 
         files.append(save_samples)
     for file in files:
         check_writable(file)
-    with claimed(*files, first=processes.is_main):
+    with claim_paths(*files, first=processes.is_main):
         store, reference = comparison.extract(out.with_suffix(".features"), processes, save_samples is not None)
         if not processes.is_main:
             return

@@ -22,8 +22,8 @@ from uvit_decay.hub.bundle import bundle
 from uvit_decay.hub.denoiser import DecayedDenoiser, SiTDenoiser, UViTDenoiser
 from uvit_decay.hub.earlier import README, TAG, list_replaceable
 from uvit_decay.hub.pipeline import DecayPipeline, code_of, write_files
-from uvit_decay.runtime.errors import UserError, explained
-from uvit_decay.runtime.files import check_writable, claimed, refilling
+from uvit_decay.runtime.errors import UserError, explain
+from uvit_decay.runtime.files import check_writable, claim_paths, refilling
 from uvit_decay.runtime.tensor_files import load_tensors, save_tensors
 from uvit_decay.sampling_options import Weights
 
@@ -58,8 +58,8 @@ def export_folder(
     checkpoint.check_denoiser()
     autoencoder = decoder(checkpoint.card.latents, vae, "cpu")
     pipeline = build_pipeline(checkpoint, autoencoder)
-    disk_errors = explained(f"cannot write {target}", SafetensorError)  # safetensors' error for a full disk
-    with claimed(target), refilling(target, INDEX, list_replaceable(target)) as folder, disk_errors:
+    disk_errors = explain(f"cannot write {target}", SafetensorError)  # safetensors' error for a full disk
+    with claim_paths(target), refilling(target, INDEX, list_replaceable(target)) as folder, disk_errors:
         pipeline.save_pretrained(folder)
         # diffusers' file of weights is written again, with the model card and checksums.
         metadata, state = load_tensors(folder / WEIGHTS, verify=False)

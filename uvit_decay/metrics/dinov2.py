@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from uvit_decay.metrics.extractors import Extractor, Features
 from uvit_decay.metrics.resize import DINOV2_SIZE, RESIZE_DINOV2, DINOv2Protocol
-from uvit_decay.runtime.errors import UserError, explained
+from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.precision import Precision, chosen_precision, computing
 from uvit_decay.runtime.tensor_files import digest, load_weights, mismatch
 
@@ -114,7 +114,7 @@ def weights_file(path: str | None) -> Path:
     from huggingface_hub import hf_hub_download
 
     hint = "or name their file with --dinov2-weights PATH (in a config: init_args.weights)"
-    with explained("no DINOv2 weights", OSError, ValueError, RuntimeError, hint=hint):
+    with explain("no DINOv2 weights", OSError, ValueError, RuntimeError, hint=hint):
         return Path(hf_hub_download(REPOSITORY, FILE))
 
 
@@ -167,7 +167,7 @@ def _vision_transformer(state: Mapping[str, Tensor], path: Path) -> tuple[nn.Mod
     """Return timm's network at 224x224 with a copy of these weights, its width and its depth."""
     import timm
 
-    with explained(f"{path} does not hold {WEIGHTS}", Exception):  # its tensors may have any shape
+    with explain(f"{path} does not hold {WEIGHTS}", Exception):  # its tensors may have any shape
         dim = state["cls_token"].shape[2]
         block_numbers = {name.split(".")[1] for name in state if name.startswith("blocks.")}
         depth = len(block_numbers)

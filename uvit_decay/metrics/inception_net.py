@@ -16,7 +16,7 @@ from torch_fidelity.feature_extractor_inceptionv3 import URL_INCEPTION_V3, Basic
 
 from uvit_decay.metrics.resize import RESIZE, Protocol
 from uvit_decay.runtime.download import download
-from uvit_decay.runtime.errors import UserError, explained
+from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.tensor_files import load_weights
 
 WEIGHTS = "torch-fidelity's Inception weights"
@@ -95,7 +95,7 @@ def _layers(path: Path) -> FeatureExtractorInceptionV3:
     torch.save(without_values, shapes)
     shapes.seek(0)
     # Random initialisation is skipped, because the tensors of the file replace all parameters.
-    with torch.device("meta"), explained(f"{path} does not hold {WEIGHTS}", RuntimeError):
+    with torch.device("meta"), explain(f"{path} does not hold {WEIGHTS}", RuntimeError):
         layers = FeatureExtractorInceptionV3("inception-v3-compat", ["2048"], shapes)
     layers.load_state_dict(state, assign=True)
     return layers

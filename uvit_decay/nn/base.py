@@ -20,7 +20,7 @@ from uvit_decay import decay
 from uvit_decay.nn.depth_attention import DepthReader, Sources
 from uvit_decay.nn.long_skips import LongSkips, SkipPlan, build_long_skips
 from uvit_decay.nn.recorded import check_recorded
-from uvit_decay.runtime.errors import UserError, check_numbers, check_whole, explained
+from uvit_decay.runtime.errors import UserError, check_numbers, check_whole, explain
 
 
 class DataLayers(NamedTuple):
@@ -151,8 +151,8 @@ class DecayedNet(
             UserError: the files cannot be read, a weight is missing or unexpected, or the alphas are of another decay.
         """
         options["strict"] = True
-        # All exceptions are explained, because a damaged file may raise any of them.
-        with explained(f"cannot load a {cls.__name__} from {pretrained_model_name_or_path}", Exception):
+        # All exceptions are explain, because a damaged file may raise any of them.
+        with explain(f"cannot load a {cls.__name__} from {pretrained_model_name_or_path}", Exception):
             loaded = super().from_pretrained(pretrained_model_name_or_path, **options)
             return loaded.eval()  # huggingface_hub 0.34 leaves it in training mode
 

@@ -20,10 +20,10 @@ from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.history import run_of
 from uvit_decay.nn.embed import PixelScale
 from uvit_decay.nn.intermediates import Layer, block_layers
-from uvit_decay.runtime.errors import UserError, check_whole, explained
+from uvit_decay.runtime.errors import UserError, check_whole, explain
 from uvit_decay.runtime.files import at_home
 from uvit_decay.runtime.tensor_files import check_weights, mismatch
-from uvit_decay.runtime.validation import typed
+from uvit_decay.runtime.validation import as_type
 from uvit_decay.sampling_options import LoadingOptions
 
 if TYPE_CHECKING:  # timm is slow to import, and data are Lightning's
@@ -251,7 +251,7 @@ def timm_vit(name: str, file: Path | None = None, size: int | None = None) -> Ti
 
     if not timm.is_model(name):
         raise UserError(f"timm has no model {name}: timm.list_models('vit_*', pretrained=True) names some with weights")
-    with explained(f"timm {name}", RuntimeError, ValueError), torch.device("meta"):
+    with explain(f"timm {name}", RuntimeError, ValueError), torch.device("meta"):
         model = timm.create_model(name, num_classes=0)
     if not isinstance(model, VisionTransformer):
         raise UserError(f"timm {name} is a {type(model).__name__}: choose a VisionTransformer of timm")
@@ -262,7 +262,7 @@ def timm_vit(name: str, file: Path | None = None, size: int | None = None) -> Ti
         model = timm.create_model(name, num_classes=0, img_size=size)
         _load(model, name, file)
     else:
-        with explained(f"weights of timm {name}", OSError, RuntimeError, ValueError, hint="or name a file: =FILE"):
+        with explain(f"weights of timm {name}", OSError, RuntimeError, ValueError, hint="or name a file: =FILE"):
             model = timm.create_model(name, pretrained=True, num_classes=0, img_size=size)
         if licence := model.pretrained_cfg.get("license"):
             print(f"{name}: licence {licence}")
@@ -279,15 +279,15 @@ def _load(model: VisionTransformer, name: str, file: Path) -> None:
     """
     from timm.models.vision_transformer import checkpoint_filter_fn
 
-    contents = typed(dict[str, object], read_third_party(file), f"contents of {file}")
+    contents = as_type(dict[str, object], read_third_party(file), f"contents of {file}")
     for key in MAPS:
         if isinstance(contents.get(key), dict):
             contents = contents[key]
             break
-    weights = typed(dict[str, Tensor], contents, f"weights in {file}")
+    weights = as_type(dict[str, Tensor], contents, f"weights in {file}")
     check_weights(file, weights)
     state = {key: value for key, value in weights.items() if not key.startswith(OUTSIDE)}
-    with explained(f"{file} does not fit {name}", Exception):  # timm uses the weights without a check of shapes
+    with explain(f"{file} does not fit {name}", Exception):  # timm uses the weights without a check of shapes
         state = checkpoint_filter_fn(state, model)
     if problem := mismatch(model, state, name):
         hint = "convert decayed and fine-tuned MAEs with uvit-decay import"

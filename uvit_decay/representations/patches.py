@@ -19,7 +19,7 @@ from sklearn.cluster import KMeans
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from uvit_decay.runtime.errors import UserError, explained
+from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.random import generator
 
 COLOURS = 3
@@ -234,7 +234,7 @@ def _find_leading_eigenvectors(matrix: csr_array, count: int) -> Float64[Tensor,
         return ascending.flip(1)[:, :count]
     # ARPACK's default start vector is random; this one makes the result reproducible.
     start = torch.rand(size, generator=generator("spectral"), dtype=torch.float64)
-    with explained(f"the eigenvectors of {size} patches were not found", ArpackError):
+    with explain(f"the eigenvectors of {size} patches were not found", ArpackError):
         values, vectors = eigsh(matrix, k=count, which="LA", v0=start.numpy())
     descending = vectors[:, np.argsort(-values)]
     return torch.from_numpy(np.ascontiguousarray(descending))

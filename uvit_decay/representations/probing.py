@@ -27,7 +27,7 @@ from uvit_decay.runtime.concurrency import free_threads, in_threads
 from uvit_decay.runtime.distributed import COMPARED, Processes
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.precision import Precision, computing
-from uvit_decay.runtime.program import localised
+from uvit_decay.runtime.program import localise
 from uvit_decay.runtime.progress import track
 from uvit_decay.runtime.random import subset
 
@@ -71,7 +71,7 @@ def check_labelled(data: ImageData) -> None:
             "probes need test images and two classes or more: give test images (evaluate.py: --test; train.py: "
             "--data.test_path or --data.holdout 0.1), or remove LinearProbes in train.py"
         )
-        raise UserError(localised(text))
+        raise UserError(localise(text))
 
 
 def check_probed(net: object, path: NoisePath | None, data: ImageData, probing: Probing) -> None:

@@ -35,7 +35,7 @@ from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origi
 
 from uvit_decay.runtime.errors import UserError, check_whole, user_errors
 from uvit_decay.runtime.launcher import check_launcher_variables
-from uvit_decay.runtime.program import localised, quiet_libraries
+from uvit_decay.runtime.program import localise, quiet_libraries
 from uvit_decay.runtime.suggestions import did_you_mean
 
 ENTRY = re.compile(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)  # of the section Args: of a docstring
@@ -105,7 +105,7 @@ def parse(
     prog: str | None = None,
 ) -> Callable[[], Any]:
     """Return the call of a function that the arguments ask for; see `run`."""
-    parser = Parser(prog=prog, description=localised(about), formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog=prog, description=localise(about), formatter_class=argparse.RawDescriptionHelpFormatter)
     subparsers: dict[str, argparse.ArgumentParser] = {}
     if isinstance(commands, Mapping):
         group = parser.add_subparsers(dest="<command>", metavar="command", required=True)
@@ -115,7 +115,7 @@ def parse(
             _add_options(subparsers[name], function)
     else:
         _add_options(parser, commands)
-    parsed, unknown = parser.parse_known_args(respelled(args, "_", "-"))
+    parsed, unknown = parser.parse_known_args(respell(args, "_", "-"))
     given = vars(parsed)
     used, function = parser, commands
     if isinstance(commands, Mapping):
@@ -126,7 +126,7 @@ def parse(
     return _call(function, given)
 
 
-def respelled(args: Sequence[str], old: str, new: str) -> list[str]:
+def respell(args: Sequence[str], old: str, new: str) -> list[str]:
     """Replace a character in the names of all options, but not in their values."""
 
     def respell(option: re.Match[str]) -> str:
@@ -162,7 +162,7 @@ def _read_docstring(owner: Any) -> tuple[str, dict[str, str]]:
     about = ""
     words = {}
     for part in reversed(getattr(owner, "__mro__", [owner])):
-        text = localised(inspect.cleandoc(part.__doc__ or ""))
+        text = localise(inspect.cleandoc(part.__doc__ or ""))
         about = re.split(r"\n(?:Args|Raises):\n", text)[0].strip()
         for name, entry in ENTRY.findall(text.partition("\nArgs:\n")[2]):
             words[name] = " ".join(entry.split()).removesuffix(".")

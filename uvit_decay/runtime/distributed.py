@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from uvit_decay.runtime.concurrency import keep_freed_memory
 from uvit_decay.runtime.download import checksum
-from uvit_decay.runtime.errors import UserError, explained, one_line
+from uvit_decay.runtime.errors import UserError, explain, one_line
 from uvit_decay.runtime.files import writing
 from uvit_decay.runtime.launcher import check_launcher_variables
 
@@ -63,7 +63,7 @@ class Processes:
 
     @classmethod
     @contextmanager
-    def launched(cls, timeout: timedelta | None = None, device: str | None = None) -> Iterator[Processes]:
+    def launch(cls, timeout: timedelta | None = None, device: str | None = None) -> Iterator[Processes]:
         """Yield the process group of a script started by python, torchrun, accelerate launch or srun.
 
         It is destroyed when the context ends: others that wait for this process end, too.
@@ -89,7 +89,7 @@ class Processes:
         if device is None and 0 < gpus < here:
             hint = f"start {gpus}, or hide the GPUs with CUDA_VISIBLE_DEVICES="
             raise UserError(f"{here} processes on a machine with {gpus} GPUs, but each needs one: {hint}")
-        owned = requested()[0] > 1 and not dist.is_initialized()
+        owned = find_launcher()[0] > 1 and not dist.is_initialized()
         if owned:
             set_variables()
             choose_interface(os.environ.get("MASTER_ADDR", ""))
@@ -199,7 +199,7 @@ def _describe_difference(what: str, found: Sequence[tuple[str, Any]]) -> str:
     return problem
 
 
-def requested() -> tuple[int, str]:
+def find_launcher() -> tuple[int, str]:
     """Return how many processes the launcher was asked for, and its name; (1, "python") if no launcher is found."""
     counts = []
     for key, launcher in COUNTS.items():
@@ -211,7 +211,7 @@ def requested() -> tuple[int, str]:
 
 def set_variables() -> None:
     """Set the environment variables that torch.distributed reads for a task of srun; other launchers set them."""
-    size, launcher = requested()
+    size, launcher = find_launcher()
     if launcher == "srun":
         job = os.environ.get("SLURM_JOB_ID", "")
         os.environ |= {"RANK": os.environ["SLURM_PROCID"], "WORLD_SIZE": str(size)}
@@ -315,7 +315,7 @@ def pick_device(name: str | None, local_rank: int) -> torch.device:
         gpu = choose_gpu(local_rank, torch.accelerator.device_count())
         name = f"{torch.accelerator.current_accelerator()}:{gpu}"
     name = name or "cpu"
-    with explained(f"--device {name}", RuntimeError, AssertionError, ImportError):
+    with explain(f"--device {name}", RuntimeError, AssertionError, ImportError):
         tried = torch.zeros(1, device=name)
         tried.item()  # fails on the meta device
         return tried.device

@@ -14,7 +14,7 @@ from typing import Literal
 
 from filelock import FileLock
 
-from uvit_decay.runtime.errors import UserError, explained
+from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.files import writing
 from uvit_decay.runtime.progress import terminal_width, track
 
@@ -30,7 +30,7 @@ def checksum(path: Path, algorithm: Algorithm = "sha256") -> str:
 
 def verify(path: Path, expected: str, algorithm: Algorithm = "sha256") -> None:
     """Raise a UserError with both values unless the checksum of the file begins with `expected`."""
-    with explained(f"cannot read {path}", OSError):
+    with explain(f"cannot read {path}", OSError):
         actual = checksum(path, algorithm)
     if not actual.startswith(expected):
         reason = f"its {algorithm} is {actual}, expected {expected} ({path.stat().st_size:,} bytes)"
@@ -71,7 +71,7 @@ def _fetch(url: str, target: Path, expected: str, algorithm: Algorithm, timeout:
     partial = target.with_name(f".{target.name}.fetched.partial")
     hint = f"run again, or fetch it elsewhere and put it at {target}"
     # torch raises a RuntimeError for another SHA-256; errors of urllib and of the disk are OSErrors.
-    with explained(f"cannot download {url}", OSError, RuntimeError, http.client.HTTPException, hint=hint):
+    with explain(f"cannot download {url}", OSError, RuntimeError, http.client.HTTPException, hint=hint):
         try:
             with _socket_timeout(timeout), track(f"downloading {target.name}"):
                 download_url_to_file(url, str(partial), prefix, progress=terminal_width() > 0)

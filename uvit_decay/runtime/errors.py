@@ -58,7 +58,7 @@ def one_line(error: BaseException) -> str:
 
 
 @contextmanager
-def explained(what: str | Path, *kinds: type[Exception], hint: str = "") -> Iterator[None]:
+def explain(what: str | Path, *kinds: type[Exception], hint: str = "") -> Iterator[None]:
     """Turn errors of these `kinds` in the body into a UserError of one line: `what`, the reason and a `hint`.
 
     A UserError of the body, which explains itself, is raised as it is.

@@ -103,7 +103,7 @@ def _remove(path: Path) -> None:
 
 
 @contextmanager
-def claimed(*paths: Path, first: bool = True) -> Iterator[None]:
+def claim_paths(*paths: Path, first: bool = True) -> Iterator[None]:
     """Hold exclusive locks on writing files or folders; raise a UserError if another program holds one.
 
     Only the `first` of several processes takes them. Partial files of a file that killed programs have left are

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from uvit_decay.runtime.errors import UserError, explained
-from uvit_decay.runtime.program import localised
-from uvit_decay.runtime.validation import typed
+from uvit_decay.runtime.errors import UserError, explain
+from uvit_decay.runtime.program import localise
+from uvit_decay.runtime.validation import as_type
 
 
 class Trusted(str):
@@ -25,7 +25,7 @@ class Trusted(str):
         if str(Path.cwd()) not in sys.path:  # which begins with the folder of the script
             sys.path.append(str(Path.cwd()))
         kinds = (ImportError, AttributeError, ValueError, SyntaxError, SystemExit)  # the module may call sys.exit
-        with explained(f"--trust {name} cannot be imported", *kinds):
+        with explain(f"--trust {name} cannot be imported", *kinds):
             pkgutil.resolve_name(name)
         return super().__new__(cls, name)
 
@@ -59,10 +59,10 @@ def build(spec: Spec, base: type, home: str, trusted: Sequence[str] = (), where:
     """
     name = spec.class_path
     if not (spec.is_from(home) or any(name == other or spec.is_from(other) for other in trusted)):
-        allowing = localised("sample.py --trust")
+        allowing = localise("sample.py --trust")
         raise UserError(f"{where} names {name}, which is not part of uvit_decay: {allowing} {name} allows it")
     module, _, attribute = name.rpartition(".")
-    with explained(f"{where} names {name}, which cannot be imported", ImportError, AttributeError, ValueError):
+    with explain(f"{where} names {name}, which cannot be imported", ImportError, AttributeError, ValueError):
         kind = getattr(importlib.import_module(module), attribute)
     if not (isinstance(kind, type) and issubclass(kind, base)):
         raise UserError(f"{where} names {name}, which is not a {base.__name__}")
@@ -72,7 +72,7 @@ def build(spec: Spec, base: type, home: str, trusted: Sequence[str] = (), where:
     checked = dict(spec.init_args)
     for key, value in spec.init_args.items():
         if key in hints:
-            checked[key] = typed(hints[key], value, f"{where}: {name}: {key}")
+            checked[key] = as_type(hints[key], value, f"{where}: {name}: {key}")
     # Any error is possible: of another version's arguments, or of a constructor that does not check these.
-    with explained(f"{where} describes a {name} that cannot be built", Exception):
+    with explain(f"{where} describes a {name} that cannot be built", Exception):
         return kind(**checked)

@@ -28,7 +28,7 @@ def quiet_libraries() -> None:
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
 
 
-def localised(text: str) -> str:
+def localise(text: str) -> str:
     """Return a text in which names of scripts, such as `python train.py`, are replaced by commands of this program.
 
     The text stays as it is if this process was started by a script. A script after `-- ` or at the beginning of a
@@ -82,7 +82,7 @@ CONFIGS = "configs"
 DEFAULT_CONFIG = f"{CONFIGS}/digits.yaml"  # of train.py without --config
 
 
-def bundled(name: str) -> Path:
+def find_bundled(name: str) -> Path:
     """Return the path of a file that comes with the package, such as configs/digits.yaml.
 
     In a wheel the file is inside the package, in a checkout beside it.
@@ -94,7 +94,7 @@ def bundled(name: str) -> Path:
 def or_bundled(name: str | Path) -> Path:
     """Return the bundled file of this name if there is one, otherwise `name` as a path."""
     path = Path(name)
-    found = bundled(path.as_posix())
+    found = find_bundled(path.as_posix())
     return found if found.is_file() and ".." not in path.parts else path
 
 
@@ -107,5 +107,5 @@ def find_config(name: str) -> str:
     if Path(name).exists() and not Path(name).is_dir():
         return name
     stem = name.removeprefix(f"{CONFIGS}/").removesuffix(".yaml")
-    found = bundled(f"{CONFIGS}/{stem}.yaml")
+    found = find_bundled(f"{CONFIGS}/{stem}.yaml")
     return str(found) if "/" not in stem and found.is_file() else name

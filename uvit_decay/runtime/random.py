@@ -26,12 +26,12 @@ from torch import Tensor
 ROWS, ROW = 2**40, 2**24  # rows of a key, and numbers of a row
 
 
-def _signed(word: int) -> int:
+def _to_signed(word: int) -> int:
     """Return the int64 with the bits of an unsigned 64-bit integer."""
     return (word + 2**63) % 2**64 - 2**63
 
 
-GAMMA, MULTIPLY = _signed(0x9E3779B97F4A7C15), (_signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB))
+GAMMA, MULTIPLY = _to_signed(0x9E3779B97F4A7C15), (_to_signed(0xBF58476D1CE4E5B9), _to_signed(0x94D049BB133111EB))
 
 
 def _hash(key: Sequence[str | int]) -> int:
@@ -79,7 +79,7 @@ def splitmix64(state: int, rows: Int64[Tensor, " b"], count: int) -> Int64[Tenso
     if count > ROW or (rows.device.type == "cpu" and ((rows < 0) | (rows >= ROWS)).any()):
         raise ValueError(f"random numbers: at most {ROW:,} in each of {ROWS:,} rows")
     steps = torch.arange(1, count + 1, device=rows.device).mul_(GAMMA)
-    z = (rows * _signed(GAMMA * ROW) + _signed(state))[:, None] + steps
+    z = (rows * _to_signed(GAMMA * ROW) + _to_signed(state))[:, None] + steps
     for bits, factor in zip((30, 27), MULTIPLY, strict=True):
         z.bitwise_xor_(_shift_right(z, bits)).mul_(factor)
     return z.bitwise_xor_(_shift_right(z, 31))

@@ -22,9 +22,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from uvit_decay.runtime.errors import UserError, explained, one_line
+from uvit_decay.runtime.errors import UserError, explain, one_line
 from uvit_decay.runtime.files import replacing
-from uvit_decay.runtime.validation import typed
+from uvit_decay.runtime.validation import as_type
 
 PAGE = 256  # bytes at the start of a file in which a web page is recognised
 TENSORS, HEADER = "crc32", "header_crc32"  # a file with only one of the two is damaged
@@ -61,7 +61,7 @@ def load_tensors(path: Path, verify: bool = True) -> tuple[dict[str, str], dict[
         verify: compare the tensors with their checksums; names, shapes and metadata are always compared.
     """
     _check_readable(path)
-    refusal = explained(f"{path} is truncated or not a safetensors file", SafetensorError, OSError, MemoryError)
+    refusal = explain(f"{path} is truncated or not a safetensors file", SafetensorError, OSError, MemoryError)
     with refusal, safe_open(path, framework="pt") as file:
         metadata = file.metadata() or {}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -69,10 +69,10 @@ def load_tensors(path: Path, verify: bool = True) -> tuple[dict[str, str], dict[
         return metadata, tensors
     header = metadata.pop(HEADER, None)
     if header != _header_crc32(metadata, tensors):
-        raise damaged(path, "header is")
+        raise damage_error(path, "header is")
     checksums = metadata.pop(TENSORS, None)
     if verify and checksums != _crc32(tensors):
-        raise damaged(path, "tensors are")
+        raise damage_error(path, "tensors are")
     return metadata, tensors
 
 
@@ -81,7 +81,7 @@ def has_values(tensor: Tensor) -> bool:
     return tensor.layout == torch.strided and not tensor.is_meta and not tensor.is_nested and not tensor.is_quantized
 
 
-def damaged(path: Path, what: str) -> UserError:
+def damage_error(path: Path, what: str) -> UserError:
     """Return the error of a CRC-32 that differs; `what` names the part with its verb, such as "header is"."""
     return UserError(f"{path} is damaged: its {what} not what was written (CRC-32); make or fetch the file again")
 
@@ -107,7 +107,7 @@ class TorchFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         _check_is_file(path)
-        with explained(f"cannot read {path}", OSError):
+        with explain(f"cannot read {path}", OSError):
             self._file = path.open("rb")
             start = self._file.read(PAGE)
         self._zipped = start.startswith(b"PK\x03\x04")  # unused data, such as the optimizer state, is never read
@@ -134,7 +134,7 @@ class TorchFile:
         that was read or compared before is not read again.
 
         Raises:
-            UserError: the file is damaged, or could run code.
+            UserError: the file is damage_error, or could run code.
         """
         try:
             if self._zipped and not self._compared:
@@ -175,7 +175,7 @@ def load_any(path: Path) -> tuple[dict[str, str], Any]:
 def _check_readable(path: Path) -> None:
     """Raise a UserError for a file that is missing, that may not be read, or that is a web page."""
     _check_is_file(path)
-    with explained(f"cannot read {path}", OSError), path.open("rb") as file:
+    with explain(f"cannot read {path}", OSError), path.open("rb") as file:
         start = file.read(PAGE)
     if _is_web_page(start):
         raise _web_page(path)
@@ -243,7 +243,7 @@ def load_weights(path: Path, whose: str) -> dict[str, Tensor]:
         whose: name of the weights in errors, such as "timm's ViT weights".
     """
     _, contents = load_any(path)
-    state = typed(dict[str, Tensor], contents, f"{whose} in {path}")
+    state = as_type(dict[str, Tensor], contents, f"{whose} in {path}")
     check_weights(path, state)
     weights = {}
     for name, value in state.items():

@@ -13,7 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
-from uvit_decay.runtime.errors import UserError, explained
+from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.files import replacing
 
 MOST_VALUES = 200_000  # far beyond any file of this project, as is the next one
@@ -25,16 +25,16 @@ def read_text(path: Path, most: int) -> str:
     if not path.is_file():
         state = "is not a file" if path.exists() else "does not exist"
         raise UserError(f"cannot read {path}: it {state}")
-    not_text = explained(f"cannot read {path}: not a text file", UnicodeDecodeError)
-    with explained(f"cannot read {path}", OSError), not_text:
+    not_text = explain(f"cannot read {path}: not a text file", UnicodeDecodeError)
+    with explain(f"cannot read {path}", OSError), not_text:
         if path.stat().st_size > most:
             raise UserError(f"cannot read {path}: larger than {most >> 20} MiB, so it is another kind of file")
         return path.read_bytes().decode()
 
 
 def read_json(path: Path, kind: Any) -> Any:
-    """Return the contents of a JSON file as `kind`, see `typed`; raise a UserError if it is damaged or does not fit."""
-    return typed(kind, parse(read_text(path, 2**24), path), str(path))
+    """Return the contents of a JSON file as `kind`, see `as_type`; raise a UserError if it is damaged or misfits."""
+    return as_type(kind, parse(read_text(path, 2**24), path), str(path))
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -51,12 +51,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
         check_size(yaml.compose(text, yaml.SafeLoader))  # before aliases and merges are followed
         return yaml.safe_load(text)
 
-    return typed(dict[str, object], parse(read_text(path, 2**20), path, load), str(path))
+    return as_type(dict[str, object], parse(read_text(path, 2**20), path, load), str(path))
 
 
 def parse(text: str, source: Path | str, load: Callable[[str], Any] = json.loads) -> Any:
     """Return the values that `load` parses from `text`; raise a UserError that names `source` if it fails."""
-    with explained(f"cannot read {source}", ValueError, RecursionError, yaml.YAMLError):
+    with explain(f"cannot read {source}", ValueError, RecursionError, yaml.YAMLError):
         values = load(text)
         check_size(values)
     return values
@@ -117,7 +117,7 @@ def _by_class(items: list[Any]) -> dict[str, Any]:
     return named
 
 
-def typed(kind: Any, value: Any, where: str) -> Any:
+def as_type(kind: Any, value: Any, where: str) -> Any:
     """Return `value` as `kind`, or raise a UserError: its type must match exactly, and numbers must be finite.
 
     Args:
@@ -130,26 +130,26 @@ def typed(kind: Any, value: Any, where: str) -> Any:
     origin = get_origin(kind)
     args = get_args(kind)
     if is_dataclass(kind):
-        return _dataclass(kind, typed(dict[str, object], value, where), where)
+        return _dataclass(kind, as_type(dict[str, object], value, where), where)
     if NoneType in args:
         if value is None:
             return None
-        return typed(next(arg for arg in args if arg is not NoneType), value, where)
+        return as_type(next(arg for arg in args if arg is not NoneType), value, where)
     if origin in (Union, UnionType):
         for other in args[1:]:
             with suppress(UserError):
-                return typed(other, value, where)
-        return typed(args[0], value, where)
+                return as_type(other, value, where)
+        return as_type(args[0], value, where)
     if origin is dict and isinstance(value, dict):
-        return {typed(str, key, where): typed(args[1], item, f"{where}: {key}") for key, item in value.items()}
+        return {as_type(str, key, where): as_type(args[1], item, f"{where}: {key}") for key, item in value.items()}
     is_list = origin not in (None, dict, Literal) and isinstance(value, list | tuple)
     if is_list and (origin is not tuple or ... in args or len(value) == len(args)):
-        return tuple(typed(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+        return tuple(as_type(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
     return _plain(kind, value, where)
 
 
 def _plain(kind: Any, value: Any, where: str) -> Any:
-    """Return a single value as `kind`, which is a class or a `Literal`; arguments as of `typed`."""
+    """Return a single value as `kind`, which is a class or a `Literal`; arguments as of `as_type`."""
     if kind is float and type(value) is int and abs(value) < 2**53:
         value = float(value)
     if isinstance(kind, type) and issubclass(kind, str) and type(value) is str:
@@ -194,5 +194,5 @@ def _dataclass(kind: type, values: dict[str, Any], where: str) -> Any:
     unknown = values.keys() - known.keys()
     if unknown:
         raise UserError(f"{where} has the unknown field {min(unknown)}: {advice}")
-    checked = {name: typed(hints[name], value, f"{where}: {name}") for name, value in values.items()}
+    checked = {name: as_type(hints[name], value, f"{where}: {name}") for name, value in values.items()}
     return kind(**checked)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, AdamW, Optimizer, SparseAdam
 
-from uvit_decay.runtime.errors import UserError, explained
+from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.optimizers import LARS, MUON, Muon
 
 Groups = Sequence[dict[str, Any]]  # parameters with their lr and weight_decay
@@ -94,7 +94,7 @@ def build_class(path: str, arguments: Mapping[str, Any], groups: Groups, lr: flo
         if name in arguments:
             raise UserError(f"{ARGUMENTS} must not hold {name}: set --model.optim.lr and --model.optim.weight_decay")
     flag = f"{FLAG} {path}"
-    with explained(f"{flag} with {ARGUMENTS} {dict(arguments)}", Exception):  # a class may raise anything
+    with explain(f"{flag} with {ARGUMENTS} {dict(arguments)}", Exception):  # a class may raise anything
         example = kind([nn.Parameter(torch.zeros(2, 2))], lr=lr, **arguments)
         if "weight_decay" in example.defaults:
             return kind(groups, lr=lr, **arguments)
@@ -119,7 +119,7 @@ def build_class_state(
 
     The step is made with a parameter and a gradient of zeros.
     """
-    with explained(f"{FLAG} {path} cannot make a step", Exception):
+    with explain(f"{FLAG} {path} cannot make a step", Exception):
         values = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype).zero_()
         twin = nn.Parameter(values)
         twin.grad = torch.zeros_like(twin)

@@ -26,7 +26,7 @@ from uvit_decay.nn.vit import ViT
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.runtime.tensor_files import mismatch
-from uvit_decay.runtime.validation import typed
+from uvit_decay.runtime.validation import as_type
 from uvit_decay.sampling_options import Weights
 
 PATHS: dict[PathName, NoisePath] = {
@@ -66,7 +66,7 @@ def find_alpha_min(arguments: Mapping[str, Any], name: str, options: ImportOptio
     """
     if arguments.get(name) is None:
         return {}
-    alpha_min = typed(float, arguments[name], f"{where}: {name}")
+    alpha_min = as_type(float, arguments[name], f"{where}: {name}")
     if options.alpha_min not in (None, alpha_min):
         raise UserError(
             f"{where} was trained with {name} {alpha_min}, not with alpha_min {options.alpha_min:g}: "

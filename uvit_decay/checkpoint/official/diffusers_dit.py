@@ -21,7 +21,7 @@ from uvit_decay.checkpoint.official import sit
 from uvit_decay.checkpoint.official.common import ImportOptions, RecognisedModel, StateDict
 from uvit_decay.nn.embed import sincos_positions
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.validation import read_json, typed
+from uvit_decay.runtime.validation import as_type, read_json
 
 FILES = ("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.bin")
 CONFIG = "config.json"
@@ -97,7 +97,7 @@ def recognise(loaded: StateDict, options: ImportOptions) -> RecognisedModel:
     if options.path not in (None, "ddpm-linear"):
         raise UserError(f"{loaded.where} is a DiT of diffusers, whose path is ddpm-linear: leave out --path")
     if options.heads is None and "num_attention_heads" in config:
-        options = replace(options, heads=typed(int, config["num_attention_heads"], "num_attention_heads"))
+        options = replace(options, heads=as_type(int, config["num_attention_heads"], "num_attention_heads"))
     model = sit.recognise(_official(loaded, config), replace(options, path="ddpm-linear"))
     notes = [NOTE]
     autoencoder = pipeline / "vae"
@@ -126,7 +126,7 @@ def _class_names(index: Mapping[str, Any], num_classes: int) -> tuple[str, ...] 
     """Return the labels of model_index.json, in order; None if it has none."""
     if "id2label" not in index:
         return None
-    labels = typed(dict[str, str], index["id2label"], f"id2label of {INDEX}")
+    labels = as_type(dict[str, str], index["id2label"], f"id2label of {INDEX}")
     if set(labels) != {str(label) for label in range(num_classes)}:
         raise UserError(f"id2label of {INDEX} has {len(labels)} labels, not 0 to {num_classes - 1} of the network")
     return tuple(labels[str(label)] for label in range(num_classes))
@@ -189,7 +189,7 @@ def _positions(loaded: StateDict, config: Mapping[str, Any]) -> Tensor:
     if "sample_size" not in config:
         raise UserError(f"{loaded.where} holds no positions, and no {CONFIG} beside it has a sample_size")
     dim, _, patch, _ = loaded.shape("pos_embed.proj.weight", 4)
-    size = typed(int, config["sample_size"], "sample_size")
+    size = as_type(int, config["sample_size"], "sample_size")
     if size % patch or not 0 < size // patch <= LARGEST:
         raise UserError(f"{loaded.where} has patches of {patch}, its {CONFIG} has sample_size {size}")
     return sincos_positions(size // patch, dim)[None]

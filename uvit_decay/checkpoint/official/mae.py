@@ -30,7 +30,7 @@ from uvit_decay.nn.mae import MAE
 from uvit_decay.nn.sizes import VIT_SIZES
 from uvit_decay.nn.vit import ViT
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.validation import typed
+from uvit_decay.runtime.validation import as_type
 
 ENTRY = "model"  # key of the state_dict in a file
 DECAY = "min_decay"  # name of alpha_min among the authors' arguments
@@ -53,7 +53,7 @@ def extract_state(contents: Any, options: ImportOptions, where: Path) -> tuple[A
     arguments = read_arguments(contents.get("args"))
     values: dict[str, Any] = {**find_alpha_min(arguments, DECAY, options, where)}
     if kind == MAE_FILE and options.norm_pix is None and arguments.get(NORMALISED) is not None:
-        values["norm_pix"] = typed(bool, arguments[NORMALISED], f"{where}: {NORMALISED}")
+        values["norm_pix"] = as_type(bool, arguments[NORMALISED], f"{where}: {NORMALISED}")
     return contents[ENTRY], replace(options, **values)
 
 

@@ -30,7 +30,7 @@ from uvit_decay.data.latents.manifest import Manifest, Sums, read, statistics
 from uvit_decay.data.latents.shards import Shard, check_shard, crc32, read_sums, write_labels, write_shard
 from uvit_decay.runtime.distributed import COMPARED, Processes
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import check_writable, claimed, remove_remains
+from uvit_decay.runtime.files import check_writable, claim_paths, remove_remains
 from uvit_decay.runtime.progress import Work, track
 from uvit_decay.runtime.random import subset
 
@@ -75,7 +75,7 @@ def encode(
         compared = images.stored(subset(images, COMPARED, "compared"))
         checksums = crc32(compared, 1).tolist()
         processes.check_same(f"settings or images of {listing.path}", [manifest.fingerprint, checksums])
-    with claimed(folder, first=processes.is_main):
+    with claim_paths(folder, first=processes.is_main):
         if processes.is_main:
             remove_remains(folder)  # before any process of this program writes
         missing = _find_missing(images, manifest, folder, processes)

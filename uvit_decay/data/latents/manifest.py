@@ -21,7 +21,7 @@ from uvit_decay.autoencoder import PER_CHANNEL, LatentSpace
 from uvit_decay.class_names import class_hash
 from uvit_decay.image_io import to_float
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.validation import read_json, typed, write_json
+from uvit_decay.runtime.validation import as_type, read_json, write_json
 
 NAME = "manifest.json"
 VERSION = 1
@@ -157,7 +157,7 @@ def read(folder: Path, whole: bool = True) -> Manifest:
         raise UserError(f"{path} has layout version {version}, this program reads {VERSION}; encode the images again")
     if CHECKSUM in values and values.pop(CHECKSUM) != _crc32(values):
         raise UserError(f"{path} is damaged: its {CHECKSUM} differs; only if you edited it, remove this field")
-    manifest = typed(Manifest, values, str(path))
+    manifest = as_type(Manifest, values, str(path))
     if not 0 < manifest.count <= MOST_SHARDS * manifest.shard_size:
         raise UserError(f"{path} is damaged: its count and shard_size do not agree; encode the images again")
     if manifest.class_hash != class_hash(manifest.class_names):

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from uvit_decay.data.batches import ImageSet
 from uvit_decay.data.latents.manifest import Manifest, Sums
-from uvit_decay.runtime.errors import UserError, explained
+from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.tensor_files import load_tensors, save_tensors
 
 SUMS = "sums"  # names in the header
@@ -120,7 +120,7 @@ def read_sums(folder: Path, manifest: Manifest) -> Iterator[Sums]:
 
 def _parse_sums(path: Path, manifest: Manifest, metadata: dict[str, str]) -> Sums:
     errors = (KeyError, TypeError, ValueError, RuntimeError, RecursionError)
-    with explained(f"{path} has no readable sums", *errors):
+    with explain(f"{path} has no readable sums", *errors):
         return Sums.from_json(metadata[SUMS], manifest.latents)
 
 

@@ -12,7 +12,7 @@ from lightning.pytorch import LightningModule
 from uvit_decay.checkpoint.io import KEY, ModelCard, check_ours
 from uvit_decay.class_names import class_hash
 from uvit_decay.data.datamodule import ImageData
-from uvit_decay.runtime.errors import UserError, explained
+from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.runtime.validation import is_plain
 from uvit_decay.tasks.resumption.form import MALFORMED, check_form, check_tensors
@@ -50,7 +50,7 @@ def check(
             script does not.
     """
     check_ours(contents, where)
-    with explained(f"{where} is damaged, or of another network", *MALFORMED):
+    with explain(f"{where} is damaged, or of another network", *MALFORMED):
         card = ModelCard.from_dict(contents[KEY], where)
         _check_settings(contents, card, task, where, trains)
         check_form(contents, task, positioned)

@@ -21,7 +21,7 @@ from uvit_decay.history import CHECKPOINTS
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import writing
 from uvit_decay.runtime.tensor_files import TorchFile
-from uvit_decay.runtime.validation import typed
+from uvit_decay.runtime.validation import as_type
 from uvit_decay.tasks.resumption.settings import Settings, is_same_run
 
 AUTO = "auto"
@@ -191,8 +191,8 @@ def _find_candidates(
         for path in _list_files(run):
             try:
                 contents = checkpoints.read(path)
-                step = typed(int, contents.get("global_step"), f"global_step of {path}")
-                settings = typed(dict[str, object], contents.get("settings") or {}, f"{path}: settings")
+                step = as_type(int, contents.get("global_step"), f"global_step of {path}")
+                settings = as_type(dict[str, object], contents.get("settings") or {}, f"{path}: settings")
             except UserError as error:
                 damaged.append(str(error))
             else:

@@ -10,12 +10,12 @@ from pathlib import Path
 import torch
 
 from uvit_decay.runtime.distributed import Processes, pick_device
-from uvit_decay.runtime.files import check_writable, claimed
+from uvit_decay.runtime.files import check_writable, claim_paths
 from uvit_decay.runtime.progress import track
 
 
 @contextmanager
-def opened(
+def open_program(
     files: Sequence[Path] = (), device: str | None = None, timeout: timedelta | None = None
 ) -> Iterator[tuple[Processes, torch.device]]:
     """Yield the processes of this program and the device of this one; long work prints a line every minute.
@@ -25,7 +25,7 @@ def opened(
         device: its name; None takes the GPU of this process, if there is one.
         timeout: how long a process waits for another one; None: half an hour.
     """
-    with Processes.launched(timeout, device) as processes:
+    with Processes.launch(timeout, device) as processes:
         for file in files:
             processes.check_file(file)
         chosen = pick_device(device, processes.local_rank)
@@ -38,5 +38,5 @@ def writing_to(*paths: Path, processes: Processes, folder: bool = False) -> Iter
     """Check that the outputs, files or a `folder`, can be written, and keep other programs from them in the context."""
     for path in paths:
         check_writable(path, folder)
-    with claimed(*paths, first=processes.is_main):
+    with claim_paths(*paths, first=processes.is_main):
         yield
