@@ -67,7 +67,7 @@ class BestCheckpoint(Checkpoint):
 
     @property
     def _is_validated(self) -> bool:
-        """Whether the metric is computed in validation, not by metrics and probes."""
+        """True if the metric is computed in validation, not by metrics and probes."""
         return self.metric.startswith(VALIDATION)
 
     def on_validation_end(self, trainer: Trainer, task: LightningModule) -> None:

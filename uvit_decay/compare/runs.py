@@ -76,7 +76,7 @@ class Run:
 
     @property
     def probed(self) -> bool:
-        """Whether the run has evaluations of probes."""
+        """True if the run has evaluations of probes."""
         return self.ranked is not None
 
     @property

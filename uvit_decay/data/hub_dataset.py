@@ -62,7 +62,7 @@ class HubListing(Listing):
 
     @property
     def in_archive(self) -> bool:
-        """Whether all images are stored in Arrow files."""
+        """True if all images are stored in Arrow files."""
         return bool((self.sizes >= 0).all())
 
     @property

@@ -53,7 +53,7 @@ class Listing:
 
     @property
     def in_archive(self) -> bool:
-        """Whether the images are members of a zip or tar, so that their sizes are known without accessing each file."""
+        """True if the images are members of a zip or tar, so that their sizes are known without accessing each file."""
         return self.spans is not None or not self.path.is_dir()
 
     @property

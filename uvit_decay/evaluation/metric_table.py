@@ -268,7 +268,7 @@ class MetricOptions:
 
     @property
     def spatial(self) -> bool:
-        """Whether a chosen metric needs spatial features, which extractors yield only on request."""
+        """True if a chosen metric needs spatial features, which extractors yield only on request."""
         return any(METRICS[name].needs == "spatial" for name in self.metrics or ())
 
     def check_names(self, extractor: Extractor) -> None:

@@ -66,7 +66,7 @@ class Grid:
 
     @property
     def best_is_on_test(self) -> bool:
-        """Whether the best cell is chosen by its accuracy on the test images."""
+        """True if the best cell is chosen by its accuracy on the test images."""
         return self.chosen_by == TEST
 
     def best(self, name: str | None = None) -> tuple[int, int]:

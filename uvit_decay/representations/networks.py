@@ -59,7 +59,7 @@ class ProbedNetwork:
 
     @property
     def is_encoder(self) -> bool:
-        """Whether the network sees clean images."""
+        """True if the network sees clean images."""
         return self.path is None
 
 

@@ -130,12 +130,12 @@ class Protocol:
 
     @property
     def of_grid(self) -> bool:
-        """Whether it evaluates a grid of cells, as `evaluate.py probe` does."""
+        """True if it evaluates a grid of cells, as `evaluate.py probe` does."""
         return "test_accuracy" in self.scores
 
     @property
     def aligned(self) -> bool:
-        """Whether it needs a reference."""
+        """True if it needs a reference."""
         return "cknna" in self.scores
 
     def about(self, options: Probing) -> dict[str, Any]:

@@ -262,7 +262,7 @@ def check_weights(path: Path, state: Mapping[str, Tensor]) -> None:
 
 
 def mismatch(net: nn.Module, state: Mapping[str, Tensor], kind: str = "network that it describes") -> str | None:
-    """Describe the first difference between weights and those of `net`, a `kind` in words; return None if they fit.
+    """Describe the first difference between `state` and the weights of `net`, called a `kind`; return None if they fit.
 
     Names, shapes and kinds of dtype (floating point or not) are compared; `alphas` and `betas` may be missing.
     """
