@@ -74,7 +74,7 @@ def test_a_checkpoint_reconstructs_what_the_callback_did(pretrained, tmp_path, m
     ours, theirs = (np.asarray(Image.open(path / "reconstructions.png")) for path in (tmp_path, folder))
     assert np.abs(ours.astype(int) - theirs).max() <= 1
     find_line(
-        refused(monkeypatch, tmp_path, capsys, "reconstruct", *options, "--mask-ratio", 1), "mask_ratio", "(0, 1)"
+        refused(monkeypatch, tmp_path, capsys, "reconstruct", *options, "--mask-ratio", 1), "--mask-ratio", "(0, 1)"
     )
 
 

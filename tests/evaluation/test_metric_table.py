@@ -2,7 +2,15 @@
 
 from refusals import find_line, raises_user_error
 
-from uvit_decay.evaluation.metric_table import DINOV2, METRICS, OTHER, MetricOptions, collect_values, format_title
+from uvit_decay.evaluation.metric_table import (
+    DINOV2,
+    METRICS,
+    OTHER,
+    MetricOptions,
+    collect_values,
+    format_title,
+    summary,
+)
 from uvit_decay.metrics.extractors import Extractor, Features
 
 
@@ -56,3 +64,12 @@ def test_the_name_of_a_distance_is_that_of_its_features():
         MetricOptions(("fd",)).choose(Named(), 2000)
     assert format_title("fd", "FD", "small-cnn-0123456789ab") == "FD (small-cnn)"
     assert format_title("fid", "FID", "inception-v3-adm-0123456789ab") == "FID"
+
+
+def test_values_in_a_line_have_titles_and_their_spread():
+    values = {"fd": 0.6234, "is": 6.5432, "is_std": 0.2712, "label_consistency": 0.98912}
+    line = "FD (small-cnn) 0.62, IS 6.54 +- 0.27, label consistency 0.989"
+    assert summary(values, "small-cnn-0123456789ab") == line
+    assert (
+        summary({"kid": 0.0123456, "kid_std": 0.001, "recall": 0.5}, "named") == "KID 0.01235 +- 0.00100, recall 0.500"
+    )

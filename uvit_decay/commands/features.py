@@ -169,7 +169,10 @@ def reconstruct(options: Reconstruction) -> None:
         if not processes.is_main:
             return
         loaded = checkpoint.load(options.ckpt, options.weights, options.trust)
-        reconstructor = Reconstructor(loaded.net.to(device), options.mask_ratio, options.seed)
+        try:
+            reconstructor = Reconstructor(loaded.net.to(device), options.mask_ratio, options.seed)
+        except UserError as error:  # the network names its argument, a user typed the flag
+            raise UserError(str(error).replace("mask_ratio", "--mask-ratio")) from error
         images = open_images(options.images, loaded.net.channels, loaded.net.image_size)
         check_shape(options.images, images, loaded.net.channels, loaded.net.image_size)
         chosen = subset(images, options.num, "reconstructions")
