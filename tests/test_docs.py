@@ -157,10 +157,13 @@ def test_an_example_of_ones_own_runs_as_printed(title, section, mine, workspace,
     (workspace / "mine.py").write_text(code(title))
     for words in map(shlex.split, commands(section)[0]):
         if "fit" in words:
-            small = ["--config=small.yaml", *TINY, "--trainer.max_steps=3"]
-            run([*words[:3], *small, *words[3:]], workspace, programs, monkeypatch)
+            words = [*words[:3], "--config=small.yaml", *TINY, "--trainer.max_steps=3", *words[3:]]
         else:
-            run(smaller(words), workspace, programs, monkeypatch)
+            words = smaller(words)
+        if "early" in words:  # a name of a table that the parser of this process has read before
+            programs.run_ranks(1, *words[1:], cwd=workspace)
+        else:
+            run(words, workspace, programs, monkeypatch)
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)[1]], ids=lambda page: page.stem)

@@ -1,3 +1,3 @@
-"""The commands train, sample, evaluate and those of `uvit-decay`: one module each, on top of all others."""
+"""Commands: train, sample, evaluate and the others of `uvit-decay`, one module each, on top of all other rooms."""
 
 __all__: list[str] = []  # programs, not functions to call

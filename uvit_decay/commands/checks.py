@@ -78,7 +78,7 @@ class Parser(LightningArgumentParser):
 
 
 def _name_stored_path(found: re.Match[str]) -> str:
-    """Return a class path of SHORT_PATH as configurations have it: that of its room, a noise path's of its module."""
+    """Return a class path of SHORT_PATH as configurations have it: by its room, or for a noise path by its module."""
     package, name = found[1], found[2]
     modules = SHORTENED[package]
     return f"{package}.{modules[name]}.{name}" if name in modules else found[0]

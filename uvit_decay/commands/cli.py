@@ -118,7 +118,7 @@ class CLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.link_arguments("seed_everything", "model.init_args.seed")
         parser.link_arguments("seed_everything", "data.init_args.seed")
-        words = "settings that may differ from those of --ckpt_path, such as [model.optim.lr,data], or all"
+        words = "settings that may differ from the checkpoint's, such as [model.optim.lr,data], or all"
         parser.add_argument("--resume.allow", type=list[str] | str, default=[], help=words)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:

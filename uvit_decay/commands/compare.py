@@ -23,7 +23,7 @@ def compare(
 ) -> None:
     """Draw learning curves of runs, and print a table with a row for each value of an option, averaged over seeds.
 
-    Curves are those of the probes; of runs without probes, those of the metrics of their samples. Writes
+    Curves show the probes, or the metrics of samples for runs without probes. Writes
     the figure, and the table as a .csv beside it. What differs between the runs besides the options is remarked.
 
     Args:

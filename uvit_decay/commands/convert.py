@@ -29,7 +29,7 @@ def export(
         weights: set to write: ema or raw; default: EMA if the run kept them.
         to: timm writes a ViT, or the encoder of an MAE, as a state_dict of timm's vision transformer, without a card;
             diffusers writes a denoiser as a folder that DiffusionPipeline.from_pretrained loads.
-        vae: autoencoder to put there, hub id or folder; default: that of the checkpoint's latents.
+        vae: autoencoder to put there, hub id or folder; default: the autoencoder of the checkpoint's latents.
         license: licence of the weights for its README.md, as the Hub writes it, such as mit or cc-by-nc-4.0; default:
             unknown.
         dtype: type of the parameters in a .safetensors; bfloat16 halves the file, which is read as float32.

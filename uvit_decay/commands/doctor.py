@@ -36,7 +36,7 @@ PRACTICE = {
 
 
 class Doctor(CLI):
-    """LightningCLI that parses the flags of `fit`, builds what they say, and prints findings in place of training."""
+    """LightningCLI that parses the flags of `fit`, builds its objects, and prints findings instead of training."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         """Run the command; remove folders that the loggers have made."""
@@ -49,7 +49,7 @@ class Doctor(CLI):
                     path.rmdir()
 
     def parse_arguments(self, parser: LightningArgumentParser, args: list[str]) -> None:
-        """Parse the arguments as those of `fit`; Lightning starts further processes with the original ones."""
+        """Parse the arguments as `fit` does; Lightning starts further processes with the original ones."""
         super().parse_arguments(parser, ["fit", *args[1:]])
 
     def before_instantiate_classes(self) -> None:
@@ -58,7 +58,7 @@ class Doctor(CLI):
         super().before_instantiate_classes()
 
     def fit(self, model: LightningModule, datamodule: LightningDataModule, **_: Any) -> None:
-        """Examine the run; LightningCLI calls this in place of the trainer's method."""
+        """Examine the run; LightningCLI calls this instead of the trainer's method."""
         self.save_config_callback = None
         report = Report(show=self.trainer.local_rank == self.trainer.node_rank == 0)
         with TemporaryDirectory() as folder:

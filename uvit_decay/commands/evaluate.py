@@ -15,7 +15,7 @@ from importlib import import_module
 from uvit_decay.runtime.command_line import run
 from uvit_decay.runtime.program import localise
 
-COMMANDS = {  # the module of each command; only that of the command that is asked for is imported
+COMMANDS = {  # the module of each command; only the module of the given command is imported
     "generation": "generation",
     "statistics": "generation",
     "probe": "features",

@@ -59,7 +59,7 @@ def generation(
 
     Args:
         samples: folder, zip, tar, .npz or data set of images.
-        ckpt: a .ckpt, .safetensors or exported folder, in place of --samples: its samples, made now.
+        ckpt: a .ckpt, .safetensors or exported folder, instead of --samples: it is sampled now.
         reference: images or statistics to compare with.
         out: report.json, with report.html beside it; default: a telling name.
         num: samples of --ckpt; default: 50,000.
@@ -112,7 +112,7 @@ def statistics(
     Args:
         reference: folder, zip, tar, .npz, data set or configuration.
         out: stats.npz.
-        spatial: with those of sFID.
+        spatial: with the statistics of sFID.
         batch_size: images at a time.
         device: cpu, cuda, cuda:1; default: the GPU if there is one.
         trust: module to import, which may register an extractor or a data set; may be given again.

@@ -64,7 +64,7 @@ def describe_error(message: str, flags: Sequence[str], actions: Sequence[Action]
 
 
 def _with_key(reason: str, key: str, nested: str | None) -> str:
-    """Return a reason with the flag of the outer parser: that of `key`, and the rest `nested` if it is known."""
+    """Return a reason with the flag of the outer parser: the flag of `key`, followed by `nested` if that is known."""
     own = NAME.match(reason)
     if own is None:
         return f"--{key}{'.' + nested if nested else ''}: {reason}"

@@ -17,8 +17,9 @@ Help comes from Google-style docstrings. Annotations say how an option is read:
 
 A dataclass is always built, of the options that are given; its parameter needs no default. Hyphens are the canonical
 spelling, as in other programs, and underscores are accepted; in train.py, where options are keys of YAML files, it is
-the reverse. argparse reads the options here: jsonargparse, which reads those of train.py, wants values for switches,
-prefixes for groups and `--trust+` for lists, reads the file name `null` as None, and is slower than a whole --help.
+the reverse. argparse reads the options here. jsonargparse, which reads the options of train.py, wants values for
+switches, prefixes for groups and `--trust+` for lists, reads the file name `null` as None, and is slower than a whole
+--help.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def run(
         commands: a function, or several by the names of their subcommands.
         about: the text of --help.
         prog: such as "uvit-decay", where it is not the script's name.
-        args: the words after the program's name; None takes those of this process.
+        args: the words after the program's name; None takes the words of this process.
     """
     with user_errors():
         quiet_libraries()
