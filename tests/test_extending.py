@@ -1,7 +1,6 @@
 """What the examples of docs/extending.md compute, and what is refused; test_docs.py runs them as printed."""
 
 import json
-import sys
 
 import pytest
 import torch
@@ -55,25 +54,27 @@ def test_an_own_sampler_and_an_own_protocol_are_named_by_flags(mine, tmp_path, m
     assert "nearest-mean" in report["number"]
 
 
-def test_an_own_schedule_has_a_name_where_its_module_is_trusted(mine, tmp_path, monkeypatch, capsys):
+def test_an_own_schedule_has_a_name_where_its_module_is_trusted(programs, tmp_path):
+    # In processes of their own: beartype and jsonargparse keep the names that the table had when they first read it.
     (tmp_path / "mine.py").write_text(code("A decay schedule"))
     small = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.max_steps=1", "--data.batch_size=4"]
     small += ["--trainer.limit_val_batches=0", "--trainer.callbacks=LastCheckpoint"]
-    train(monkeypatch, tmp_path, "fit", "--trust=mine", *small, "--model.net.schedule=early")
+    train_mine = ["train.py", "fit", "--trust=mine", *small]
+    assert programs.start(*train_mine, "--model.net.schedule=early", cwd=tmp_path).wait() == 0
     file = tmp_path / "runs" / "digits" / "version_0" / "checkpoints" / "last.ckpt"
     contents = torch.load(file, weights_only=True)
     assert type(contents["settings"]["model.net.schedule"]) is str
     alphas = contents["state_dict"]["net.alphas"]
     assert alphas.tolist() == pytest.approx([1 - 0.3 * (k / 5) ** 0.5 for k in range(6)])
-    out = ["--num", "2", "--steps", "1", "--out"]
-    sample(monkeypatch, tmp_path, "--trust", "mine", "--ckpt", file, *out, "own.npz")
+    sample_it = ["sample.py", "--ckpt", str(file), "--num", "2", "--steps", "1", "--out"]
+    assert programs.start(*sample_it, "own.npz", "--trust", "mine", cwd=tmp_path).wait() == 0
     assert pixels(tmp_path / "own.npz").shape == (2, 8, 8, 1)
-    line = refuse(capsys, train, monkeypatch, tmp_path, "fit", "--trust=mine", "--model.net.schedule=earlier")
-    find_line(line, "schedule", *(f"'{name}'" for name in (*SHORTCUTS, *DEPTH_ATTENTION)))
-    assert "'early'" in line
-    forget("mine", SHORTCUTS, "early")
-    line = refuse(capsys, sample, monkeypatch, tmp_path, "--ckpt", file, *out, "other.npz")
-    find_line(line, "schedule", "early")
+    other = programs.start(*train_mine, "--model.net.schedule=earlier", cwd=tmp_path)
+    assert other.wait() == 2
+    find_line(other.last_line, "schedule", *SHORTCUTS, *DEPTH_ATTENTION, "early", "earlier")
+    untrusted = programs.start(*sample_it, "other.npz", cwd=tmp_path)
+    assert untrusted.wait() == 2
+    find_line(untrusted.last_line, "schedule", "early")
 
 
 def test_an_own_loss_is_named_by_its_class_alone(mine, tmp_path, monkeypatch, capsys):
@@ -86,12 +87,6 @@ def test_an_own_loss_is_named_by_its_class_alone(mine, tmp_path, monkeypatch, ca
     assert [loss["class_path"] for loss in config["model"]["init_args"]["auxiliary"]] == ["mine.Dispersive"]
     line = refuse(capsys, train, monkeypatch, tmp_path, "fit", "--trust=mine", "--model.auxiliary+=Dispersion")
     find_line(line, "auxiliary", "Dispersion")
-
-
-def forget(module, table, name):
-    """Let a module of the user be one that nobody has imported."""
-    sys.modules.pop(module)
-    del table[name]
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,7 @@ def test_metrics_wait_for_their_results_and_for_distances_that_cancel():
     kid = waits_of(lambda: kernel_distance(real, fake, subsets=3, subset_size=10))[0]
     assert kid == checks | {f"kid.py kernel_distance: {NUMBER}": 2}
     found = waits_of(lambda: precision_recall(real, fake))[0]
-    tiles = {f"precision_recall.py _squared_distances: {SEEN}": 3}
+    tiles = {f"precision_recall.py _compute_squared_distances: {SEEN}": 3}
     assert found == checks | tiles | {f"precision_recall.py precision_recall: {NUMBER}": 2}
 
 

@@ -23,7 +23,7 @@ from uvit_decay.runtime.files import replacing
 
 PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
 LINE = 12  # pixels from a line of a heading to the next
-HEADER = 22  # pixels of a heading of one line
+HEADING = 22  # pixels of a heading of one line
 GAP = 4  # pixels between images of a grid
 LEAST_FONT = 9  # the smallest legible font size
 
@@ -71,7 +71,7 @@ def labelled_grid(images: Tensor, columns: int, names: Sequence[str] = (), cell:
     header = 0
     if headings:
         most_lines = max(len(heading.lines) for heading in headings)
-        header = HEADER + LINE * (most_lines - 1)
+        header = HEADING + LINE * (most_lines - 1)
     rows = -(-len(images) // columns)
     canvas = Image.new("RGB", (columns * step + GAP, header + rows * step + GAP), "white")
     for i, image in enumerate(images):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from uvit_decay.runtime.distributed import Processes, batches
 from uvit_decay.runtime.download import checksum
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import check_writable, remove_remains
-from uvit_decay.runtime.progress import Work, track
+from uvit_decay.runtime.progress import Work, terminal_width, track
 from uvit_decay.runtime.validation import read_json, write_json
 from uvit_decay.samples import PATHS, Samples
 from uvit_decay.sampling_options import LARGEST_GRID
@@ -68,6 +69,8 @@ def write_samples(samples: Samples, num: int, out: Path, batch_size: int, proces
         return
     existing = num - len(numbers)
     title = f"{samples.sampling.name}, {samples.weights} weights"
+    if not terminal_width():  # a bar has this title
+        print(f"{title}: {num:,} images", file=sys.stderr)
     with track(title, num, "image", existing) as work:  # closed before an error is printed
         _write(samples, out, numbers, _count_images(parts, work))
     print(_summarise(samples, out, len(numbers), existing))

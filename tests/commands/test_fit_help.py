@@ -16,7 +16,7 @@ def help_of(monkeypatch, capsys, folder, *words):
 
 @pytest.mark.parametrize("words", [("fit", "--help"), ("fit", "--config", "digits", "-h"), ("doctor", "--help")])
 def test_it_fits_on_a_screen_and_says_where_all_flags_are(monkeypatch, capsys, tmp_path, words):
-    monkeypatch.setattr("uvit_decay.commands.train.bundled", None)  # nothing is read for it
+    monkeypatch.setattr("uvit_decay.commands.train.find_bundled", None)  # nothing is read for it
     text = help_of(monkeypatch, capsys, tmp_path, *words)
     lines = text.splitlines()
     assert len(lines) <= 60

@@ -20,7 +20,7 @@ KILLS = {
 STRUCK = {  # where one rank is killed: on rank 1 in what both do, on rank 0 where only it writes
     "encode": [(1, Moment("write_shard", 1, 5)), (0, Moment("write_shard", 1, 5))],
     "sample into a folder": [(1, Moment("Samples.images", 0, 5)), (0, Moment("Samples.images", 1, 5))],
-    "evaluate a checkpoint": [(1, Moment("Extraction._tensors", 15, 5)), (0, Moment("FeatureStore.add", 30, 5))],
+    "evaluate a checkpoint": [(1, Moment("Extraction._extract", 15, 5)), (0, Moment("FeatureStore.add", 30, 5))],
 }
 pytestmark = pytest.mark.slow
 

@@ -94,10 +94,10 @@ class Extraction:
         # iterating it to the end makes them work; hence `strict` on the first process only.
         done = processes.map_ordered(missing, work)
         done_before = len(store) - sum(map(len, missing))
-        with closing(reader), track(images.name, len(store), "image", done_before, shown=processes.is_main) as work:
+        with closing(reader), track(images.name, len(store), "image", done_before, shown=processes.is_main) as shown:
             for part, tensors in zip(missing, done, strict=processes.is_main):
                 store.add(part, tensors)
-                work.update(len(part))
+                shown.update(len(part))
         return len(missing) > 0
 
     def _split_into_batches(self, part: range) -> list[range]:
