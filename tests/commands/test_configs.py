@@ -27,6 +27,7 @@ TINY = {
     "imagenet100_sit_b": [*LATENT, "--model.net.num_classes=2"],
     "imagenet100_sit_xl": [*LATENT, "--model.net.num_classes=2"],
     "imagenet1k_sit_xl": [*LATENT, "--model.net.num_classes=2"],
+    "cifar10_sit": [*SMALL, "--model.net.num_classes=2"],
     "mae_cifar10": [*MAE_SMALL, "--data.holdout=0.4"],
     "imagenet1k_mae_b": MAE_SMALL,
     "imagenet100_mae_b": [*MAE_SMALL, "--data.classes=null"],
