@@ -10,8 +10,9 @@ from statistics import fmean, stdev
 import torch
 from jaxtyping import Float, Int64, UInt8
 from matplotlib import colormaps
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm
+from matplotlib.colors import LogNorm, to_rgba
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -25,6 +26,10 @@ Colour = tuple[float, ...]  # RGBA in [0, 1]
 # Petroff's ten colours (arXiv:2107.02270), distinct with any colour vision and in print; so are the marker shapes.
 TEN = ("3f90da", "ffa90e", "bd1f01", "94a4a2", "832db6", "a96b59", "e76300", "b9ac70", "717581", "92dadd")
 SHAPES = "osD^vP<X>*"
+# Okabe and Ito's colours for curves, distinct with any colour vision; the first four are clear on white and on black.
+CURVES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+PANEL = (3.2, 2.7)  # inches: width and height of a panel of curves
+LETTER = 0.09  # inches: about the width of a letter in a legend
 
 
 def heat_map(
@@ -72,7 +77,7 @@ def _annotate(axes: Axes, values: Tensor) -> None:
     for row, numbers in enumerate(values.tolist()):
         for column, number in enumerate(numbers):
             colour = "white" if number < middle else "black"
-            axes.text(column, row, f"{number:.1f}", ha="center", va="center", fontsize=8, color=colour)
+            axes.text(column, row, f"{number:.1f}", ha="center", va="center", fontsize=9, color=colour)
 
 
 def learning_curves(
@@ -95,12 +100,10 @@ def learning_curves(
         against: (key of the x axis, key of the y axis): title of each scatter plot.
         legend: title of the legend, which lists the groups.
     """
-    count = len(names) + len(against)
-    figure = Figure(figsize=(2 + 2.5 * count, 3.5), layout="constrained", dpi=100)
-    axes_of = figure.subplots(1, count, squeeze=False)[0]
+    figure, axes_of = _panels(len(names) + len(against))
     panels = axes_of[: len(names)]
     scatters = axes_of[len(names) :]
-    for runs, colour in zip(groups.values(), _sequence(len(groups)), strict=True):
+    for runs, colour in zip(groups.values(), _curve_colours(len(groups)), strict=True):
         for axes, key in zip(panels, names, strict=True):
             _draw_curves(axes, runs, x, key, colour)
         for axes, (x_key, y_key) in zip(scatters, against, strict=True):
@@ -112,7 +115,7 @@ def learning_curves(
     for axes, title in zip(scatters, against.values(), strict=True):
         _set_title(axes, title)
     handles = [line for line in panels[0].lines if line.get_label() == "mean"]
-    figure.legend(handles, list(groups), loc="outside right center", title=legend, frameon=False)
+    _add_legend(figure, handles, list(groups), legend)
     _save(figure, path)
 
 
@@ -134,10 +137,9 @@ def final_values(
         names: key: label of each panel.
         legend: title of the legend, which lists the curves.
     """
-    figure = Figure(figsize=(2 + 3.3 * len(names), 3.5), layout="constrained", dpi=100)
-    panels = figure.subplots(1, len(names), squeeze=False)[0]
+    figure, panels = _panels(len(names))
     handles = []
-    for runs_at, colour in zip(groups.values(), _sequence(len(groups)), strict=True):
+    for runs_at, colour in zip(groups.values(), _curve_colours(len(groups)), strict=True):
         curves = []
         for axes, key in zip(panels, names, strict=True):
             curves.append(_final_curve(axes, runs_at, key, colour))
@@ -149,7 +151,7 @@ def final_values(
         _set_title(axes, label)
         axes.set_xlabel(x)
         axes.set_xticks(list(places))
-    figure.legend(handles, list(groups), loc="outside right center", title=legend, frameon=False)
+    _add_legend(figure, handles, list(groups), legend)
     _save(figure, path)
 
 
@@ -171,10 +173,37 @@ def _final_curve(axes: Axes, runs_at: FinalValues, key: str, colour: Colour) -> 
     return axes.errorbar(places, means, deviations, color=colour, marker="o", markersize=4, capsize=3)
 
 
-def _sequence(count: int) -> list[Colour]:
-    """Return colours of a sequential map, legible with any colour vision; its yellow end, faint on white, is unused."""
-    steps = max(count - 1, 1)
-    return [colormaps["plasma"](0.8 * i / steps) for i in range(count)]
+def _panels(count: int) -> tuple[Figure, list[Axes]]:
+    """Return a figure and its `count` panels, two or three beside one another."""
+    columns = 2 if count in (2, 4) else min(count, 3)
+    rows = math.ceil(count / columns)
+    width, height = PANEL
+    figure = Figure(figsize=(1 + width * columns, height * rows), layout="constrained", dpi=120)
+    every_axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for unused in every_axes[count:]:
+        unused.remove()
+    return figure, every_axes[:count]
+
+
+def _add_legend(figure: Figure, handles: Sequence[Artist], labels: Sequence[str], title: str) -> None:
+    """Put a legend below the panels, in as many columns as fit, and make the figure higher by its height."""
+    longest = max(map(len, labels))
+    width, height = figure.get_size_inches()
+    columns = int(width / (LETTER * longest + 0.6))
+    columns = min(max(columns, 1), len(labels))
+    rows = 1 + math.ceil(len(labels) / columns)
+    figure.set_size_inches(width, height + 0.2 + 0.2 * rows)
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, title=title, frameon=False)
+
+
+def _curve_colours(count: int) -> list[Colour]:
+    """Return a colour for each curve: CURVES, or a sequence of `count` where there are more.
+
+    The sequence ends before the yellow of its map, which is faint on white.
+    """
+    if count <= len(CURVES):
+        return [to_rgba(colour) for colour in CURVES[:count]]
+    return [colormaps["plasma"](0.8 * i / (count - 1)) for i in range(count)]
 
 
 def _set_title(axes: Axes, title: str) -> None:

@@ -35,7 +35,7 @@ def test_the_table_and_the_figure(four, tmp_path, monkeypatch, capsys):
     find_line(shown.out, "step 180")
     assert "samples 1000, weights ema, sampler dpm++, steps 12, guidance 2.0, against digits-train" in shown.out
     assert shown.err == ""
-    assert Image.open(tmp_path / "compare.png").size == (1200, 350)
+    assert Image.open(tmp_path / "compare.png").size == (888, 720)
     rows = list(csv.DictReader((tmp_path / "compare.csv").open()))
     assert [row["alpha_min"] for row in rows] == ["1.0", "0.7", "all"]
     assert float(rows[0]["best_accuracy_mean"]) == pytest.approx(np.mean([0.8, 0.82]))

@@ -47,7 +47,7 @@ def test_the_table_has_a_row_for_both_options_and_no_empty_columns(eight, tmp_pa
     assert [(row["alpha_min"], row["dim"]) for row in rows][:2] == [("1.0", "8"), ("1.0", "16")]
     assert float(rows[0]["val/top1_mean"]) == pytest.approx(0.85)
     assert float(rows[0]["tracked_dimensions_mean"]) == pytest.approx(10 - (4.0 + 0.105))
-    assert Image.open(tmp_path / "compare.png").size == (1520, 350)
+    assert Image.open(tmp_path / "compare.png").size == (888, 720)
     compare(monkeypatch, tmp_path, *eight, "--x", "net.schedule", "--out", "words.svg")
     assert "linear" in (tmp_path / "words.svg").read_text()
 
