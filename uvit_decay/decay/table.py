@@ -229,7 +229,7 @@ SHORTCUTS: dict[str, Kind] = {
         lambda depths, a: weighted([1.0] * len(depths), SQRT_HALF),
     ),
     "gain": Kind(
-        "x + f / P_{k+1}, with P of linear: the function of linear, with the same weights at the start, up to the "
+        "x + f / P_{k+1}, with the P of linear: for the same initial weights, the same function as linear, up to the "
         "norms' eps",
         "the control of docs/how_it_works.md",
         lambda depths, a: weighted(_linear(depths, a)),
@@ -269,7 +269,8 @@ DEPTH_ATTENTION: dict[str, DepthAttention] = {
     "attnres-4": DepthAttention("attnres over sums of groups of 4 branches", ATTNRES, group=4),
     "attnres-8": DepthAttention("attnres over sums of groups of 8 branches", ATTNRES, group=8),
     "dar": DepthAttention(
-        "as attnres, with logits / sqrt(d), over the last outputs of finished groups of 4 and all of the running one",
+        "as attnres, with logits / sqrt(d), over the last output of each finished group of 4 branches and all outputs "
+        "of the current group",
         "arXiv 2605.20708, static queries",
         group=4,
         sums=False,
@@ -277,7 +278,7 @@ DEPTH_ATTENTION: dict[str, DepthAttention] = {
     ),
     "dar-t": DepthAttention(
         "dar with queries q + c e(t), c learned, from 0",
-        "arXiv 2605.20708, static queries and time; the start of c is our reading",
+        "arXiv 2605.20708, static queries and time; starting c at 0 is our interpretation",
         group=4,
         sums=False,
         scaled=True,
