@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 from conftest import ROOT
+from PIL import Image
 from refusals import raises_user_error
 
 from uvit_decay.nn import UViT
@@ -170,3 +171,30 @@ def test_no_gpu_is_one_line(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with raises_user_error("GPU", "--device cpu --quick"):
         main([])
+
+
+def test_figures_are_drawn_from_the_tables_of_the_results(tmp_path, monkeypatch):
+    from benchmarks.studies import page_figures
+
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("sys.argv", ["page_figures", "--out", str(tmp_path)])
+    page_figures.main()
+    drawn = {path.name: Image.open(path) for path in tmp_path.iterdir()}
+    assert {name: image.size for name, image in drawn.items()} == {
+        name: Image.open(ROOT / "docs" / name).size
+        for name in ("mae_rate.png", "resnet_depth.png", "digits_compare.png")
+    }
+    assert all(image.getpixel((0, 0))[3] == 0 for image in drawn.values())  # a transparent background
+
+
+def test_a_table_is_read_up_to_the_next_section(tmp_path):
+    from benchmarks.studies.page_tables import merge_by_arm, parse_cell, read_tables
+
+    page = tmp_path / "page.md"
+    table = "| arm | a |\n| --- | --- |\n| x (3) | 0.5 (0.1) |\n\nText.\n\n| arm | b |\n| --- | --- |\n| x | 2 |\n"
+    page.write_text(f"# T\n\n## One\n\n{table}\n### Part\n\n{table}\n## Two\n\n{table}")
+    assert len(read_tables(page, "## One")) == 4
+    assert len(read_tables(page, "### Part")) == 2
+    assert merge_by_arm(read_tables(page, "### Part")) == {"x": {"a": "0.5 (0.1)", "b": "2"}}
+    assert parse_cell("0.5 (0.1)") == parse_cell("0.5 +- 0.1") == (0.5, 0.1)
+    assert parse_cell("2") == (2.0, 0.0)

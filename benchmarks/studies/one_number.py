@@ -5,7 +5,6 @@ python -m benchmarks.studies.one_number --page docs/results.md --out docs/one_nu
 """
 
 import argparse
-import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import matplotlib.pyplot as plt
 import torch
 
 from benchmarks.studies.mae_rate import blocks, print_table, summary
+from benchmarks.studies.page_tables import Row, merge_by_arm, parse_cell, read_tables
 from uvit_decay.checkpoint import load
 from uvit_decay.history import read, read_rows
 
@@ -42,7 +42,6 @@ ARMS = {
     "official": ("0.7, no SkipLayers", "#009E73", "s"),
     "official_gain": ("gain of 0.7, no SkipLayers", "#D55E00", "s"),
 }
-Cells = dict[str, str]  # name of a number -> "mean (standard deviation)"
 
 
 def measured(run: Path) -> dict[str, float]:
@@ -59,30 +58,7 @@ def measured(run: Path) -> dict[str, float]:
     }
 
 
-def read_page(page: Path) -> dict[str, Cells]:
-    """Return the cells of the tables below HEADING, by arm; arms are written as `name (number of runs)`."""
-    section = page.read_text().partition(HEADING)[2].partition("\n## ")[0]
-    found: dict[str, Cells] = defaultdict(dict)
-    titles: list[str] = []
-    for line in section.splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if not line.startswith("|"):
-            titles = []
-        elif not titles:
-            titles = cells
-        elif not cells[0].startswith("---"):
-            arm = re.sub(r" \(\d+\)$", "", cells[0])
-            found[arm] |= dict(zip(titles[1:], cells[1:], strict=True))
-    return found
-
-
-def parse_cell(cell: str) -> tuple[float, float]:
-    """Return mean and standard deviation of a cell; a single run has the deviation 0."""
-    mean, _, spread = cell.partition(" (")
-    return float(mean), float(spread.rstrip(")") or 0)
-
-
-def draw(found: dict[str, Cells], out: Path) -> None:
+def draw(found: dict[str, Row], out: Path) -> None:
     """Save a panel for each of SHOWN against -log10 P: a point with the spread of its seeds for each arm."""
     plt.style.use(STYLE)
     figure, grid = plt.subplots(2, 2, figsize=(7, 7.4), layout="constrained", sharex=True)
@@ -117,7 +93,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/one_number.png"))
     options = parser.parse_args()
     if options.page:
-        draw(read_page(options.page), options.out)
+        draw(merge_by_arm(read_tables(options.page, HEADING)), options.out)
         return
     torch.set_num_threads(1)
     arms = read_runs(options.runs)
