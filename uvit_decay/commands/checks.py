@@ -17,13 +17,13 @@ from lightning.pytorch.utilities import rank_zero_info
 
 import uvit_decay
 from uvit_decay import diffusion
-from uvit_decay.commands.fit_help import FIT_FLAGS
+from uvit_decay.commands.fit_help import FIT_FLAGS, list_configs
 from uvit_decay.commands.messages import NAMEABLE, describe_error
 from uvit_decay.data import Digits
 from uvit_decay.data.latents.module import Latents
 from uvit_decay.decay import DEPTH_ATTENTION, SHORTCUTS
 from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole, explain
-from uvit_decay.runtime.program import CONFIGS, find_bundled, find_config
+from uvit_decay.runtime.program import find_config
 from uvit_decay.runtime.validation import check_size, parse, read_text
 
 CALLERS = "lightning.pytorch.callbacks.lambda_function"  # its class calls any function that it is given
@@ -57,7 +57,8 @@ class Parser(LightningArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         flags = list(self._option_string_actions)
-        common = FIT_FLAGS if "--seed_everything" in flags else ()  # else the parser of a class, in a flag
+        # Without --seed_everything this is the parser of a class, which parses a part of a flag.
+        common = FIT_FLAGS if "--seed_everything" in flags else ()
         raise UserError(describe_error(message, flags, self._actions, common)) from ex
 
     def dump(self, *args: Any, **options: Any) -> str:
@@ -80,8 +81,10 @@ class Parser(LightningArgumentParser):
 def _name_stored_path(found: re.Match[str]) -> str:
     """Return a class path of SHORT_PATH as configurations have it: by its room, or for a noise path by its module."""
     package, name = found[1], found[2]
-    modules = SHORTENED[package]
-    return f"{package}.{modules[name]}.{name}" if name in modules else found[0]
+    module = SHORTENED[package].get(name)
+    if module is None:
+        return found[0]
+    return f"{package}.{module}.{name}"
 
 
 def _load(text: str) -> Any:
@@ -107,27 +110,35 @@ def locate(args: Sequence[str]) -> list[str]:
     for before, word in pairwise(["", *args]):
         flag, equals, name = word.partition("=")
         if before in FLAGS:
-            word = _config(word)
+            word = _find_checked_config(word)
         elif flag in FLAGS and equals:
-            word = f"{flag}={_config(name)}"
+            path = _find_checked_config(name)
+            word = f"{flag}={path}"
         words.append(word)
     return words
 
 
-def _config(name: str) -> str:
-    """Return the path of a configuration; raise a UserError if it is nowhere, or holds no settings."""
-    path = Path(found := find_config(name))
-    if not os.path.exists(found):  # or it is the text of one
-        if re.fullmatch(r"[\w./-]+", found):
-            known = ", ".join(sorted(path.stem for path in find_bundled(CONFIGS).glob("*.yaml")))
-            raise UserError(f"--config {name}: File does not exist; configurations of the package are {known}")
-    elif not path.is_fifo() and not isinstance(parse(read_text(path, 2**20), path, _load), dict):  # a pipe is read once
-        raise UserError(f"{path} holds no settings, which are a mapping such as `seed_everything: 0`")
+def _find_checked_config(name: str) -> str:
+    """Return the path of a configuration, or `name` if it is the text of one.
+
+    Raises:
+        UserError: there is no such file, or it holds no settings.
+    """
+    found = find_config(name)
+    path = Path(found)
+    if os.path.exists(found):
+        if not path.is_fifo():  # a pipe can be read only once
+            settings = parse(read_text(path, 2**20), path, _load)
+            if not isinstance(settings, dict):
+                raise UserError(f"{path} holds no settings, which are a mapping such as `seed_everything: 0`")
+    elif re.fullmatch(r"[\w./-]+", found):  # a path, not the text of a configuration
+        known = ", ".join(list_configs())
+        raise UserError(f"--config {name}: File does not exist; configurations of the package are {known}")
     return found
 
 
 def unclip_latents(config: Namespace, words: Sequence[str]) -> None:
-    """Switch off `sampling.clip` of a configuration where the data are latents, unless the command line sets it.
+    """Switch off `sampling.clip` of a configuration if the data are latents, unless the command line sets it.
 
     Clipping to [-1, 1] is for pixels; latents of unit variance exceed this range.
 
@@ -159,23 +170,31 @@ def reset_alpha_min(config: Namespace, words: Sequence[str]) -> None:
         config: the run's configuration, in which `alpha_min` of the network is replaced.
         words: the command line.
     """
-    flags = [word.partition("=")[0] for word in words]
-    given = {name for name in ("schedule", "alpha_min") if any(_is_network_flag(flag, name) for flag in flags)}
+    sets_schedule = _sets_network_argument(words, "schedule")
+    sets_alpha_min = _sets_network_argument(words, "alpha_min")
+    if not sets_schedule or sets_alpha_min:
+        return
     arguments = config.model.get("init_args.net.init_args")
-    if given != {"schedule"} or arguments is None or arguments.get("alpha_min") in (None, 1.0):
+    if arguments is None or arguments.get("alpha_min") in (None, 1.0):
         return
     schedule = arguments.get("schedule")
-    if not isinstance(schedule, str):
-        return
-    kind = SHORTCUTS.get(schedule)
-    if schedule in DEPTH_ATTENTION or (kind is not None and not kind.falls):
+    if isinstance(schedule, str) and _lacks_alpha_min(schedule):
         arguments["alpha_min"] = 1.0
         rank_zero_info(f"--model.net.alpha_min 1, because schedule {schedule} has no alpha_min")
 
 
-def _is_network_flag(flag: str, name: str) -> bool:
-    """Return whether a flag sets an argument of the network."""
-    return re.fullmatch(rf"--model\.(init_args\.)?net\.(init_args\.)?{name}", flag) is not None
+def _lacks_alpha_min(schedule: str) -> bool:
+    """Return whether a schedule is known to have no alpha_min; False for unknown names."""
+    if schedule in DEPTH_ATTENTION:
+        return True
+    kind = SHORTCUTS.get(schedule)
+    return kind is not None and not kind.falls
+
+
+def _sets_network_argument(words: Sequence[str], name: str) -> bool:
+    """Return whether a flag of the command line sets this argument of the network."""
+    flag = re.compile(rf"--model\.(init_args\.)?net\.(init_args\.)?{name}(=.*)?", re.DOTALL)
+    return any(flag.fullmatch(word) for word in words)
 
 
 def take_network_size(config: Namespace, words: Sequence[str], default: Path) -> None:
@@ -192,15 +211,13 @@ def take_network_size(config: Namespace, words: Sequence[str], default: Path) ->
     size = config.model.get("init_args.net.init_args.image_size")
     if "image_size" not in arguments or arguments["image_size"] is not None or size is None:
         return
-    flags = [word.partition("=")[0] for word in words]
-    is_flag = any(_is_network_flag(flag, "image_size") for flag in flags)
-    if is_flag or _has_own_config(config, default):
+    if _sets_network_argument(words, "image_size") or _has_own_config(config, default):
         arguments["image_size"] = size
         rank_zero_info(f"images are cropped to {size}x{size}, the network's size; --data.image_size sets another")
 
 
 def _has_own_config(config: Namespace, default: Path) -> bool:
-    """Return whether a --config is another one than the default configuration."""
+    """Return whether a --config differs from the default configuration."""
     paths = [Path(str(path)).resolve() for path in config.get("config") or ()]
     return any(path != default.resolve() for path in paths)
 
@@ -216,14 +233,15 @@ def size_evaluations(config: Namespace, words: Sequence[str], default: Path) -> 
         words: the command line.
         default: path of the default configuration.
     """
-    flags = [word.partition("=")[0] for word in words]
-    if "--trainer" in flags or "--trainer.callbacks" in flags or _has_own_config(config, default):
+    flags = {word.partition("=")[0] for word in words}
+    if flags & {"--trainer", "--trainer.callbacks"} or _has_own_config(config, default):
         return
     if pkgutil.resolve_name(config.data.class_path) is Digits:
         return
-    first: dict[str, Namespace] = {}  # those that are appended by --trainer.callbacks+ come later
+    first: dict[str, Namespace] = {}  # callbacks that are appended by --trainer.callbacks+ come later
     for callback in config.trainer.callbacks or ():
-        first.setdefault(callback.class_path.rpartition(".")[2], callback)
+        name = callback.class_path.rpartition(".")[2]
+        first.setdefault(name, callback)
     if "GenerationMetrics" in first:
         arguments = first["GenerationMetrics"].init_args
         arguments.num = None
@@ -238,26 +256,32 @@ def check_values(config: Namespace) -> None:
     check_whole(0, MOST_SEED, seed_everything=config.seed_everything)
     if not isinstance(config.trainer, Namespace):
         raise UserError(f'"trainer" takes settings, such as `max_steps: 100`, got {config.trainer!r}')
-    for name, least in LEAST.items():
-        value = config.trainer[name]
-        if value is not None and not value >= least:  # NaN, too
-            raise UserError(f"--trainer.{name} takes a number from {least}, got {value}")
-    for name in ("max_steps", "max_epochs"):
-        if config.trainer[name] == 0:
-            raise UserError(f"--trainer.{name} 0 trains nothing: give a number from 1, or -1 for no limit")
-    if config.trainer.val_check_interval == 0:
-        raise UserError("--trainer.val_check_interval 0: --trainer.limit_val_batches 0 switches validation off")
-    for name, instead in REFUSED.items():
-        if config.trainer[name]:
-            raise UserError(f"--trainer.{name} {config.trainer[name]}: {instead}")
-    if "GradientAccumulationScheduler" in str(config.trainer.callbacks):
-        raise UserError("GradientAccumulationScheduler changes the batch: set --data.batch_size, the same in all steps")
-    strategy = config.trainer.strategy
-    if strategy != "fsdp" and any(word in str(strategy).lower() for word in SHARDING):
-        raise UserError(f"--trainer.strategy {strategy}: fsdp is the one that shards here; ddp does not shard")
-    if str(config.trainer.precision) not in ("None", "32", "32-true", "bf16-mixed"):
-        raise UserError(f"--trainer.precision {config.trainer.precision}: train in 32-true or bf16-mixed")
+    _check_trainer(config.trainer)
     arguments = config.model.get("init_args") or {}
     for name, setting in {"optim": "lr", "sampling": "steps"}.items():
         if name in arguments and arguments[name] is None:
             raise UserError(f"--model.{name} null: it takes settings; give --model.{name}.{setting} or leave it out")
+
+
+def _check_trainer(trainer: Namespace) -> None:
+    """Raise a UserError for a setting of the trainer that is out of range, or does not do here what it says."""
+    for name, least in LEAST.items():
+        value = trainer[name]
+        if value is not None and not value >= least:  # NaN, too
+            raise UserError(f"--trainer.{name} takes a number from {least}, got {value}")
+    for name in ("max_steps", "max_epochs"):
+        if trainer[name] == 0:
+            raise UserError(f"--trainer.{name} 0 trains nothing: give a number from 1, or -1 for no limit")
+    if trainer.val_check_interval == 0:
+        raise UserError("--trainer.val_check_interval 0: --trainer.limit_val_batches 0 switches validation off")
+    for name, instead in REFUSED.items():
+        if trainer[name]:
+            raise UserError(f"--trainer.{name} {trainer[name]}: {instead}")
+    if "GradientAccumulationScheduler" in str(trainer.callbacks):
+        raise UserError("GradientAccumulationScheduler changes the batch: set --data.batch_size, the same in all steps")
+    strategy = trainer.strategy
+    shards = any(word in str(strategy).lower() for word in SHARDING)
+    if shards and strategy != "fsdp":
+        raise UserError(f"--trainer.strategy {strategy}: only fsdp shards here; ddp does not shard")
+    if str(trainer.precision) not in ("None", "32", "32-true", "bf16-mixed"):
+        raise UserError(f"--trainer.precision {trainer.precision}: train in 32-true or bf16-mixed")

@@ -61,7 +61,6 @@ from uvit_decay.tasks.sharding import Sharded
 EXPERIMENT = ("seed_everything", "model.", "data.", "trainer.")
 # Beginnings of Lightning's messages that nobody can act on; `train.py doctor` names devices.
 USELESS = re.compile(r".*Tip: For seamless|[GT]PU available: |LOCAL_RANK: |`Trainer\.fit` stopped: `max_")
-LISTS = ("logger", "callbacks")  # settings of the trainer that may be one object, several or none
 SEED_FLAGS = ("--model.seed", "--model.init_args.seed", "--data.seed", "--data.init_args.seed")
 
 
@@ -129,17 +128,18 @@ class CLI(LightningCLI):
         limit(given.trust)
         with explain("a --config is no text file", UnicodeDecodeError):
             self.config = parser.parse_args(locate(rest))
-        config, default = self.config[self.config.subcommand], find_bundled(DEFAULT_CONFIG)
+        config = self.config[self.config.subcommand]
+        default = find_bundled(DEFAULT_CONFIG)
         check_values(config)
         unclip_latents(config, rest)
         reset_alpha_min(config, rest)
         take_network_size(config, rest, default)
         size_evaluations(config, rest, default)
 
-    def _precision(self, loggers: list[Any]) -> str | None:
+    def _choose_precision(self, loggers: list[Any]) -> str | None:
         """Return the precision that is asked for, which is saved; by default bf16-mixed where it is no slower.
 
-        That is on GPUs that support it and on CPUs where it is faster: without bf16 instructions it is three times
+        bf16-mixed is no slower on GPUs that support it, and on some CPUs: without bf16 instructions it is three times
         slower. None is float32.
         """
         trainer = self._get(self.config, "trainer")
@@ -149,10 +149,10 @@ class CLI(LightningCLI):
             if torch.cuda.is_bf16_supported():
                 trainer.precision = "bf16-mixed"
         elif trainer.accelerator == "cpu" or (trainer.accelerator == "auto" and not torch.accelerator.is_available()):
-            trainer.precision = self._cpu_precision(loggers)
+            trainer.precision = self._choose_cpu_precision(loggers)
         return trainer.precision
 
-    def _cpu_precision(self, loggers: list[Any]) -> str | None:
+    def _choose_cpu_precision(self, loggers: list[Any]) -> str | None:
         """Return bf16-mixed where it is measured to be faster; a resumed run that began in float32 stays in it."""
         width = self._get(self.config, "model").get("init_args.net.init_args.dim")  # of a transformer
         if not isinstance(width, int) or not trains_in_bf16(width) or self._began_in_float32(loggers):
@@ -170,9 +170,12 @@ class CLI(LightningCLI):
 
     def _began_in_float32(self, loggers: list[Any]) -> bool:
         """Return whether this run resumes from a checkpoint of a run in float32."""
-        path, root = (self._get(self.config_init, name) for name in ("ckpt_path", "trainer.default_root_dir"))
-        settings, allowed = self._settings(), self._list_allowed()
-        before = path and read_settings(path, settings, allowed, loggers, root or ".", self._checkpoints)
+        path = self._get(self.config_init, "ckpt_path")
+        if not path:
+            return False
+        root = self._get(self.config_init, "trainer.default_root_dir") or "."
+        settings = self._dump_settings()
+        before = read_settings(path, settings, self._list_allowed(), loggers, root, self._checkpoints)
         return before is not None and before.get("trainer.precision") != "bf16-mixed"
 
     def instantiate_classes(self) -> None:
@@ -195,28 +198,34 @@ class CLI(LightningCLI):
         The saved config keeps `fsdp`, the trainer gets `Sharded`.
         """
         given = {**self._get(self.config_init, "trainer"), **options}
-        loggers, chosen = (value if isinstance(value, list) else [value] for value in map(given.get, LISTS))
+        loggers = as_list(given["logger"])
         if given["strategy"] == "fsdp":
             given["strategy"] = Sharded()
-        if given["logger"] not in (None, True) and not any(map(makes_folders, loggers)):  # Lightning's own does
-            given["logger"] = [*filter(None, loggers), self._run_folder(given["default_root_dir"] or "runs")]
-        if given["enable_progress_bar"] is not False and not any(isinstance(one, ProgressBar) for one in chosen):
+        is_default = given["logger"] in (None, True)  # Lightning's own logger, which makes folders
+        if not is_default and not any(map(makes_folders, loggers)):
+            folder = self._make_run_folder(given["default_root_dir"] or "runs")
+            given["logger"] = [*filter(None, loggers), folder]
+        chosen = as_list(given["callbacks"])
+        has_bar = any(isinstance(callback, ProgressBar) for callback in chosen)
+        if given["enable_progress_bar"] is not False and not has_bar:
             given["callbacks"] = [*filter(None, chosen), callbacks.Progress()]
-        given["precision"] = self._precision(loggers)
+        given["precision"] = self._choose_precision(loggers)
         try:
             trainer = super().instantiate_trainer(**given)
         except (MisconfigurationException, ModuleNotFoundError, RuntimeError, TypeError, ValueError) as error:
             raise UserError(" ".join(str(error).split())) from error
         check_nodes(trainer)
-        for folder in [logger.save_dir for logger in trainer.loggers] or [trainer.default_root_dir]:
+        folders = [logger.save_dir for logger in trainer.loggers]
+        for folder in folders or [trainer.default_root_dir]:
             if folder is not None:
                 check_writable(Path(folder), folder=True)
         return trainer
 
-    def _run_folder(self, root: str) -> RunFolder:
+    def _make_run_folder(self, root: str) -> RunFolder:
         """Return the folder of a run without a logger that makes one, named after its data and its network."""
-        parts = (self._get(self.config, "data").class_path, self._get(self.config, "model").init_args.net.class_path)
-        return RunFolder("_".join(part.rpartition(".")[2].lower() for part in parts), root)
+        data = self._get(self.config, "data").class_path.rpartition(".")[2]
+        net = self._get(self.config, "model").init_args.net.class_path.rpartition(".")[2]
+        return RunFolder(f"{data}_{net}".lower(), root)
 
     def _run_subcommand(self, subcommand: str) -> None:
         """Run fit or validate; --ckpt_path auto ends without error if nothing is left to do."""
@@ -234,15 +243,16 @@ class CLI(LightningCLI):
 
     def before_fit(self) -> None:
         """Check --ckpt_path, or load the weights from which a new run starts, before any work."""
-        step, last = self._resume(), self.trainer.max_steps
+        step = self._resume()
         if step is None:
             self.model.load_initial()
             return
         self.model.init_from = None
         # Ranks may see different folders: if there are several, they agree when the checkpoint is loaded.
         alone = self.trainer.world_size == 1
+        is_complete = 0 <= self.trainer.max_steps <= step
         checkpoint = self._get(self.config_init, "ckpt_path")
-        if alone and 0 <= last <= step and not find_missing(self.trainer, checkpoint, step):
+        if alone and is_complete and not find_missing(self.trainer, checkpoint, step):
             raise RunEnded(f"the checkpoint is at step {step}: set --trainer.max_steps higher than that to resume")
 
     def before_validate(self) -> None:
@@ -256,18 +266,27 @@ class CLI(LightningCLI):
 
         Lightning is given the file that `last` and `auto` mean.
         """
-        task, chosen = self.model, self._get(self.config_init, "ckpt_path")
-        task.settings, task.allowed = self._settings(), self._list_allowed()
+        chosen = self._get(self.config_init, "ckpt_path")
+        task = self.model
+        task.settings = self._dump_settings()
+        task.allowed = self._list_allowed()
         found = resume(task, self.trainer, chosen, self._checkpoints, self.subcommand == "fit")
+        path, step = found or (None, None)
         if chosen in NAMES:
-            self.config_init[self.subcommand].ckpt_path = found and found[0]
-        return found and found[1]
+            self.config_init[self.subcommand].ckpt_path = path
+        return step
 
     def _list_allowed(self) -> list[str]:
-        allowed = self._get(self.config, "resume.allow")
-        return [allowed] if isinstance(allowed, str) else allowed
+        """Return the settings of --resume.allow."""
+        return as_list(self._get(self.config, "resume.allow"))
 
-    def _settings(self) -> dict[str, Any]:
+    def _dump_settings(self) -> dict[str, Any]:
         """Return the settings of this run in EXPERIMENT by flag, such as {"model.optim.lr": 1e-4}."""
         text = self._parser(self.subcommand).dump(self.config[self.subcommand])
-        return {name: value for name, value in flat(yaml.safe_load(text)) if name.startswith(EXPERIMENT)}
+        settings = flat(yaml.safe_load(text))
+        return {name: value for name, value in settings if name.startswith(EXPERIMENT)}
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return a setting that may be one value or a list as a list."""
+    return value if isinstance(value, list) else [value]

@@ -23,8 +23,8 @@ def compare(
 ) -> None:
     """Draw learning curves of runs, and print a table with a row for each value of an option, averaged over seeds.
 
-    Curves show the probes, or the metrics of samples for runs without probes. Writes
-    the figure, and the table as a .csv beside it. What differs between the runs besides the options is remarked.
+    Curves show the probes, or the metrics of samples for runs without probes. Writes the figure, and the table as a
+    .csv beside it. Remarks name further differences between the runs.
 
     Args:
         runs: run folders, such as runs/digits/version_0.
@@ -45,11 +45,16 @@ def compare(
     from uvit_decay.compare.differences import remarks
     from uvit_decay.compare.runs import Run, find_option, group_by_options
 
-    loaded, names = [Run.read(run) for run in runs], [by] if x in TRAINING else [by, x]
-    options = [find_option(loaded, name, flag) for name, flag in zip(names, ("--by", "--x"), strict=False)]
-    if len(set(options)) < len(options):
-        raise UserError(f"--x {x} is the option of --by: name another, or step, epoch or images")
-    groups, ranked = group_by_options(loaded, options), report.RANKS[rank]
+    loaded = [Run.read(run) for run in runs]
+    names = [by]
+    options = [find_option(loaded, by, "--by")]
+    if x not in TRAINING:
+        names.append(x)
+        options.append(find_option(loaded, x, "--x"))
+        if options[0] == options[1]:
+            raise UserError(f"--x {x} is the option of --by: name another, or step, epoch or images")
+    groups = group_by_options(loaded, options)
+    ranked = report.RANKS[rank]
     table = report.rows(groups, ranked)
     with claim_paths(out, spreadsheet):
         report.save_csv(spreadsheet, names, table)
@@ -61,7 +66,8 @@ def compare(
     print(f"Last evaluation at step {report.last_steps(loaded)}; mean +- standard deviation over runs.")
     if any(run.probed for run in loaded):
         print(f"r: Pearson's correlation of the {report.title_of(ranked, loaded)} and the accuracy of the best probe.")
-    if protocol := report.describe_metrics(loaded):
+    protocol = report.describe_metrics(loaded)
+    if protocol:
         print(f"Metrics of samples: {protocol}.")
     for remark in remarks(loaded, *options):
         print(f"remark: {remark}", file=sys.stderr)

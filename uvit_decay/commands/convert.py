@@ -35,7 +35,7 @@ def export(
         dtype: type of the parameters in a .safetensors; bfloat16 halves the file, which is read as float32.
 
     Returns:
-        What the user should know, or the lines of Python that read it.
+        Notes for the user, or the lines of Python that read what was written.
     """
     if to == "diffusers":
         from uvit_decay.hub.folder import export_folder
@@ -43,8 +43,9 @@ def export(
         if dtype != "float32":
             raise UserError("--dtype is for .safetensors files: leave out --to diffusers")
         return export_folder(source, target, weights, vae, license)
-    for option in (option for option, value in {"--vae": vae, "--license": license}.items() if value is not None):
-        raise UserError(f"{option} is for folders of diffusers: add --to diffusers, or leave it out")
+    for option, value in {"--vae": vae, "--license": license}.items():
+        if value is not None:
+            raise UserError(f"{option} is for folders of diffusers: add --to diffusers, or leave it out")
     from uvit_decay.checkpoint.convert import export_file
 
     return export_file(source, target, weights, to=to, dtype=dtype)
@@ -69,10 +70,11 @@ def import_(source: Path, target: Path, weights: Weights | None = None, *, optio
 
 
 def main(args: Sequence[str]) -> None:
-    """Run the command that `args` name and print what was written; exit with one line on a user's mistake."""
+    """Run a command line of this module and print the name of the output; exit with one line on a user's mistake."""
     with user_errors():
         quiet_libraries()
         call = parse({"export": export, "import": import_}, args, __doc__, PROGRAM)
-        if note := call():
+        note = call()
+        if note:
             print(note)
         print(f"wrote {call.keywords['target']}")

@@ -16,7 +16,7 @@ from jsonargparse import Namespace
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser
 
-from uvit_decay.commands.cli import CLI
+from uvit_decay.commands.cli import CLI, as_list
 from uvit_decay.doctor import Finding, Report, Run
 from uvit_decay.doctor.cost import CHECKS
 from uvit_decay.doctor.environment import check_devices, check_weights, list_images, list_ranks, list_versions
@@ -26,11 +26,18 @@ from uvit_decay.runtime.errors import UserError, one_line
 from uvit_decay.runtime.progress import track
 
 STARTED = "UVIT_DECAY_DOCTOR"  # set for the processes that Lightning starts: only the first one reports
-# What a rehearsal does without: it writes nothing, validates nothing, and ends when it has seen enough.
+# Settings of the trainer of a rehearsal, which writes nothing, validates nothing, and ends when it has seen enough.
 PRACTICE = {
-    **dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False),
-    **dict.fromkeys(("num_sanity_val_steps", "limit_val_batches"), 0),
-    **dict.fromkeys(("min_steps", "min_epochs", "max_time", "profiler"), None),
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "num_sanity_val_steps": 0,
+    "limit_val_batches": 0,
+    "min_steps": None,
+    "min_epochs": None,
+    "max_time": None,
+    "profiler": None,
     "fast_dev_run": False,
 }
 
@@ -44,7 +51,7 @@ class Doctor(CLI):
         try:
             super().__init__(*args, **options)
         finally:
-            for path in sorted(self._missing, key=lambda path: -len(path.parts)):
+            for path in sorted(self._missing, key=lambda path: -len(path.parts)):  # inner folders first
                 with suppress(OSError):  # not empty, or another rank was faster
                     path.rmdir()
 
@@ -53,8 +60,8 @@ class Doctor(CLI):
         super().parse_arguments(parser, ["fit", *args[1:]])
 
     def before_instantiate_classes(self) -> None:
-        folders = _folders(self._get(self.config, "trainer"))
-        self._missing = [path for folder in folders for path in (folder, *folder.parents) if not path.exists()]
+        for folder in _list_folders(self._get(self.config, "trainer")):
+            self._missing += [path for path in (folder, *folder.parents) if not path.exists()]
         super().before_instantiate_classes()
 
     def fit(self, model: LightningModule, datamodule: LightningDataModule, **_: Any) -> None:
@@ -69,16 +76,25 @@ class Doctor(CLI):
             examine(Run(self.trainer, model, datamodule), report, practice)
         if dist.is_initialized() and not report.errors:
             dist.barrier()  # a process that is faster would take the group from the others
-        if code := report.close():
+        code = report.close()
+        if code:
             sys.exit(code)
 
 
-def _folders(trainer: Namespace) -> list[Path]:
+def _list_folders(trainer: Namespace) -> list[Path]:
     """Return the folders that a trainer of this configuration may make."""
-    loggers = trainer.logger if isinstance(trainer.logger, list) else [trainer.logger]
-    given = [logger.get("init_args") or {} for logger in loggers if isinstance(logger, Namespace)]
-    names = [(own.get("save_dir"), own.get("experiment") or own.get("name") or "") for own in given]
-    return [Path(root, name).absolute() for root, name in [*names, (trainer.default_root_dir, "")] if root]
+    folders = []
+    for logger in as_list(trainer.logger):
+        if not isinstance(logger, Namespace):
+            continue
+        arguments = logger.get("init_args") or {}
+        root = arguments.get("save_dir")
+        if root:
+            name = arguments.get("experiment") or arguments.get("name") or ""
+            folders.append(Path(root, name).absolute())
+    if trainer.default_root_dir:
+        folders.append(Path(trainer.default_root_dir).absolute())
+    return folders
 
 
 def examine(run: Run, report: Report, practice: Practice) -> None:
@@ -100,7 +116,7 @@ def examine(run: Run, report: Report, practice: Practice) -> None:
         return
     try:
         with others_needed(), track("rehearsal", shown=report.show):
-            report.add(_cost(run, practice, bool(report.errors)))
+            report.add(_measure_cost(run, practice, bool(report.errors)))
     except torch.OutOfMemoryError as error:
         flags = "--data.device_batch_size, or --model.net.checkpointing true"
         report.add([Finding("error", "memory", one_line(error), flags)])
@@ -109,7 +125,8 @@ def examine(run: Run, report: Report, practice: Practice) -> None:
             report.add([Finding("error", "run", str(error))])
 
 
-def _cost(run: Run, practice: Practice, failed: bool) -> Iterator[Finding]:
+def _measure_cost(run: Run, practice: Practice, failed: bool) -> Iterator[Finding]:
+    """Rehearse the run, and yield the findings on its time and memory; `failed` if this process has found an error."""
     os.environ[STARTED] = "yes"
     try:
         found = rehearse(run, practice, failed)

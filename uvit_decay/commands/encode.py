@@ -56,10 +56,18 @@ def encode_images(
     with open_program(timeout=SHARES) as (processes, device):
         autoencoder = Autoencoder(vae, device, getattr(torch, precision))
         listing = list_images(source, None if classes is None else class_list(classes))
-        space = autoencoder.space
-        kept = dict(class_list=classes, dtype=dtype, precision=precision, batch_size=batch_size, shard_size=shard_size)
-        manifest = describe(listing, space, image_size, **kept)
-        done = encode(listing, manifest, autoencoder, target, min(workers, os.cpu_count() or 1), processes)
+        manifest = describe(
+            listing,
+            autoencoder.space,
+            image_size,
+            class_list=classes,
+            dtype=dtype,
+            precision=precision,
+            batch_size=batch_size,
+            shard_size=shard_size,
+        )
+        workers = min(workers, os.cpu_count() or 1)
+        done = encode(listing, manifest, autoencoder, target, workers, processes)
     if processes.is_main:
         size = sum((target / name).stat().st_size for name, _ in done.shards) / 2**30
         print(f"{target}: {done.count} images, {len(done.class_names)} classes, {size:.2f} GiB")

@@ -28,6 +28,11 @@ COMMANDS = {  # the module of each command; only the module of the given command
 
 def main(words: Sequence[str]) -> None:
     """Run a command line of evaluate.py; exit with one line on a user's mistake."""
-    asked = [word for word in words[:1] if word in COMMANDS] or COMMANDS
-    commands = {name: getattr(import_module(f"uvit_decay.commands.{COMMANDS[name]}"), name) for name in asked}
+    names: Sequence[str] = list(COMMANDS)
+    if words and words[0] in COMMANDS:
+        names = [words[0]]
+    commands = {}
+    for name in names:
+        module = import_module(f"uvit_decay.commands.{COMMANDS[name]}")
+        commands[name] = getattr(module, name)
     run(commands, __doc__, localise("evaluate.py"), words)

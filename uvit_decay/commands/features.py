@@ -1,10 +1,11 @@
-"""`evaluate.py probe`, `classify`, `features` and `reconstruct`: a network and images, opened by name to be judged.
+"""`evaluate.py probe`, `classify`, `features` and `reconstruct`: features of a network, of images opened by name.
 
-What a command needs is imported when it runs, so that help is quick.
+Each command imports its libraries when it runs, so that help is quick.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ from uvit_decay.sampling_options import LoadingOptions, PrecisionOption
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
     from uvit_decay.evaluation.image_sources import ImageSource
     from uvit_decay.representations.networks import ProbedNetwork
@@ -48,8 +50,8 @@ class JudgingOptions:
     precision: PrecisionOption | None = None
 
     @property
-    def tested(self) -> str:
-        """The test images, for names of files: "-te" of --test te.zip."""
+    def test_suffix(self) -> str:
+        """The test images, for names of files: "-te" for --test te.zip; empty without --test."""
         return f"-{Path(self.test).stem}" if self.test else ""
 
 
@@ -61,7 +63,7 @@ def probe(
     Args:
         out: folder for probes.csv, .json, .png and cknna.png; default: in probes/, a telling name.
     """
-    from uvit_decay.commands.opening import open_program, writing_to
+    from uvit_decay.commands.opening import claim_outputs, open_program
     from uvit_decay.evaluation.open_by_name import describe_pictures, describe_test_images
     from uvit_decay.representations.networks import open_judging_data, open_network
     from uvit_decay.representations.probing import Prober, check_probed, choose_images
@@ -80,17 +82,23 @@ def probe(
         images = open_judging_data(judged, judging.data, judging.test)
         check_probed(judged.net, judged.path, images, probing)
         precision = chosen_precision(judging.precision, device)
-        reference = open_reference(judged, probing, alignment, loading.trust, device, precision) if aligned else None
-        computed = f"-{precision}" if precision != "float32" else ""
-        computed += f"-{reference.judged.name}{alignment.name}" if reference else ""
-        out = out or Path("probes") / f"{judged.name}-{images.name}{judging.tested}{probing.name}{computed}"
+        name = f"{judged.name}-{images.name}{judging.test_suffix}{probing.name}"
+        if precision != "float32":
+            name += f"-{precision}"
+        reference = None
+        if aligned:
+            reference = open_reference(judged, probing, alignment, loading.trust, device, precision)
+            name += f"-{reference.judged.name}{alignment.name}"
+        out = out or Path("probes", name)
         about = {**judged.about, "pictures": describe_pictures(images), "test images": describe_test_images(images)}
-        with writing_to(out, processes=processes, folder=True):
+        with claim_outputs(out, processes=processes, folder=True):
             if processes.is_main:
                 remove_remains(out, "probes.*")
                 remove_remains(out, "cknna.*")
-            test, most = choose_images(probing, images)[1], alignment.alignment_images
-            features = reference.features(images, test, most, processes) if reference else None
+            features = None
+            if reference is not None:
+                _, test = choose_images(probing, images)
+                features = reference.features(images, test, alignment.alignment_images, processes)
             prober = Prober(judged.net.to(device), judged.path, images, probing, device, precision, features)
             grid = prober.grid(processes)
             if grid is not None:
@@ -109,7 +117,7 @@ def classify(
     """
     check_ending("--out", out, ".json")
 
-    from uvit_decay.commands.opening import open_program, writing_to
+    from uvit_decay.commands.opening import claim_outputs, open_program
     from uvit_decay.representations.classification import Classifying, format_report
     from uvit_decay.representations.networks import open_judging_data, open_network
     from uvit_decay.runtime.precision import chosen_precision
@@ -119,8 +127,9 @@ def classify(
         judged = open_network(judging.ckpt, loading)
         images = open_judging_data(judged, judging.data, judging.test)
         classifying = Classifying(judged, images, classification)
-        out = out or Path("classify") / f"{judged.name}-{images.name}{judging.tested}{classification.name}.json"
-        with writing_to(out, processes=processes):
+        name = f"{judged.name}-{images.name}{judging.test_suffix}{classification.name}.json"
+        out = out or Path("classify", name)
+        with claim_outputs(out, processes=processes):
             report = classifying.report(device, chosen_precision(judging.precision, device), processes)
             if report is not None:
                 write_json(out, report)
@@ -130,7 +139,7 @@ def classify(
 
 def features(options: Visualization) -> None:
     """Patch features as colours, clusters, t-SNE."""
-    from uvit_decay.commands.opening import open_program, writing_to
+    from uvit_decay.commands.opening import claim_outputs, open_program
     from uvit_decay.data.masks import Masks
     from uvit_decay.evaluation.image_sources import FileImages
     from uvit_decay.nn.intermediates import layer_indices
@@ -138,34 +147,46 @@ def features(options: Visualization) -> None:
     from uvit_decay.representations.probing import default_layer
     from uvit_decay.representations.visualize import choose_points, draw_patches, draw_tsne, name_tsne_file
 
-    outputs = (options.out, name_tsne_file(options.out))
-    with open_program(device=options.device) as (processes, device), writing_to(*outputs, processes=processes):
+    tsne_out = name_tsne_file(options.out)
+    with (
+        open_program(device=options.device) as (processes, device),
+        claim_outputs(options.out, tsne_out, processes=processes),
+    ):
         if not processes.is_main:
             return
         judged = open_network(options.ckpt, options)
         patches = open_patch_features(judged, options, device)
-        layers, usual = judged.net.layers, str(default_layer(judged.net, judged.path))
-        chosen = {i: layers[i] for i in layer_indices(layers, options.layer or (usual,))}
-        if options.masks and not isinstance(patches.images, FileImages):
-            raise UserError("--masks needs images with names: a folder, zip or tar of them")
-        masks = Masks.of(options.masks, patches.images.listing) if options.masks else None
-        points = choose_points(options, patches.images) if "tsne" in options.views else None
+        layers = judged.net.layers
+        names = options.layer or (str(default_layer(judged.net, judged.path)),)
+        chosen = {i: layers[i] for i in layer_indices(layers, names)}
+        masks = None
+        if options.masks:
+            if not isinstance(patches.images, FileImages):
+                raise UserError("--masks needs images with names: a folder, zip or tar of them")
+            masks = Masks.of(options.masks, patches.images.listing)
+        classes: list[int] = []
+        points: list[int] = []
+        if "tsne" in options.views:
+            classes, points = choose_points(options, patches.images)
         if set(options.views) != {"tsne"}:
             draw_patches(options, patches, chosen, masks)
         if points:
-            draw_tsne(options, patches, chosen, *points)
+            draw_tsne(options, patches, chosen, classes, points)
 
 
 def reconstruct(options: Reconstruction) -> None:
     """Images, masked images and their reconstructions by a masked autoencoder."""
     from uvit_decay import checkpoint
-    from uvit_decay.commands.opening import open_program, writing_to
+    from uvit_decay.commands.opening import claim_outputs, open_program
     from uvit_decay.evaluation.open_by_name import open_images
     from uvit_decay.image_io import save_image, to_float
     from uvit_decay.representations.reconstruction import Reconstructor
     from uvit_decay.runtime.random import subset
 
-    with open_program(device=options.device) as (processes, device), writing_to(options.out, processes=processes):
+    with (
+        open_program(device=options.device) as (processes, device),
+        claim_outputs(options.out, processes=processes),
+    ):
         if not processes.is_main:
             return
         loaded = checkpoint.load(options.ckpt, options.weights, options.trust)
@@ -173,16 +194,20 @@ def reconstruct(options: Reconstruction) -> None:
             reconstructor = Reconstructor(loaded.net.to(device), options.mask_ratio, options.seed)
         except UserError as error:  # the network names its argument, a user typed the flag
             raise UserError(str(error).replace("mask_ratio", "--mask-ratio")) from error
-        images = open_images(options.images, loaded.net.channels, loaded.net.image_size)
-        check_shape(options.images, images, loaded.net.channels, loaded.net.image_size)
+        channels, side = loaded.net.channels, loaded.net.image_size
+        images = open_images(options.images, channels, side)
+        check_shape(options.images, images, channels, side)
         chosen = subset(images, options.num, "reconstructions")
-        read = lambda part: to_float(images.read(part).to(device))  # noqa: E731
+
+        def read(part: Sequence[int]) -> Tensor:
+            return to_float(images.read(part).to(device))
+
         save_image(options.out, reconstructor.picture(read, chosen, options.batch_size))
         print(f"wrote {options.out}: {len(chosen)} of {images.name}, {options.mask_ratio:.0%} of their patches removed")
 
 
 def open_patch_features(judged: ProbedNetwork, options: Visualization, device: torch.device) -> PatchFeatures:
-    """Open the images for the network of a checkpoint, with its autoencoder if it is one of latents."""
+    """Open the images for the network of a checkpoint, with its autoencoder if the network takes latents."""
     from uvit_decay.autoencoder import decoder
     from uvit_decay.evaluation.open_by_name import open_images
     from uvit_decay.image_io import to_float
@@ -194,18 +219,27 @@ def open_patch_features(judged: ProbedNetwork, options: Visualization, device: t
     net = judged.net
     check_network(net, judged.path)
     autoencoder = decoder(judged.latents, options.vae, device)
-    side = net.image_size * (autoencoder.space.factor if autoencoder else 1)
-    channels = 3 if autoencoder else net.channels
+    if autoencoder is None:
+        side = net.image_size
+        channels = net.channels
+        to_input = to_float
+    else:
+        side = net.image_size * autoencoder.space.factor
+        channels = 3
+
+        def to_input(x: Tensor) -> Tensor:
+            return autoencoder.space.mean(autoencoder.encode(x))
+
     images = open_images(options.images, channels, side)
     check_shape(options.images, images, channels, side)
-    to_input = (lambda x: autoencoder.space.mean(autoencoder.encode(x))) if autoencoder else to_float
     precision = chosen_precision(options.precision, device)
     reader = TokenReader(net.to(device), judged.path, to_input, device, precision, options.batch_size)
-    return PatchFeatures(reader, images, choose_level(options.time, judged.is_encoder), options.seed, judged.title)
+    level = choose_level(options.time, judged.is_encoder)
+    return PatchFeatures(reader, images, level, options.seed, judged.title)
 
 
 def check_shape(name: str, images: ImageSource, channels: int, side: int) -> None:
-    """Raise a UserError if the images, opened as `name`, are not of the size that the network takes."""
+    """Raise a UserError if the images, opened as `name`, do not have the network's size and channels."""
     if images.shape != (channels, side, side):
         c, h, w = images.shape
         raise UserError(f"{name} has {w}x{h}x{c}, the network takes {side}x{side}x{channels}")

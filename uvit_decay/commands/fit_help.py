@@ -66,8 +66,14 @@ ABOUT = {
 }
 
 
-def fit_help(command: str) -> str:
+def format_fit_help(command: str) -> str:
     """Return the help of a command of ABOUT, with the names of the configurations of the package."""
-    names = sorted(path.stem for path in find_bundled(CONFIGS).glob("*.yaml"))
-    listed = textwrap.fill(", ".join(names), WIDTH, initial_indent="  ", subsequent_indent="  ")
-    return localise(FIT.format(command=command, about=ABOUT[command], configs=listed).rstrip())
+    names = ", ".join(list_configs())
+    paragraph = textwrap.fill(names, WIDTH, initial_indent="  ", subsequent_indent="  ")
+    text = FIT.format(command=command, about=ABOUT[command], configs=paragraph)
+    return localise(text.rstrip())
+
+
+def list_configs() -> list[str]:
+    """Return the names of the configurations of the package, such as "digits", in alphabetical order."""
+    return sorted(path.stem for path in find_bundled(CONFIGS).glob("*.yaml"))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 GREY = 1  # channels of the digits
 
 
-def _digits() -> tuple[Tensor, Tensor]:
+def _load_digits() -> tuple[Tensor, Tensor]:
     """Return images and labels of the training digits, for extractors that need labels."""
     from uvit_decay.data import Digits
 
@@ -29,7 +29,7 @@ def _digits() -> tuple[Tensor, Tensor]:
 
 
 def check_ending(option: str, path: Path | None, ending: str) -> None:
-    """Raise a UserError for a path of another ending."""
+    """Raise a UserError if a path is given and its name does not end in `ending`, such as ".json"."""
     if path is not None and path.suffix.lower() != ending:
         raise UserError(f"{option} {path}: the name must end in {ending}")
 
@@ -37,10 +37,17 @@ def check_ending(option: str, path: Path | None, ending: str) -> None:
 def _refuse_sampling(num: int | None, save_samples: Path | None, sampling: SamplingOptions) -> None:
     """Raise a UserError for sampling options, which do not apply to existing images (--samples)."""
     plain = SamplingOptions(device=sampling.device, batch_size=sampling.batch_size, trust=sampling.trust)
-    changed = [name for name, value in asdict(plain).items() if value != getattr(sampling, name)]
-    given = [name for name, value in {"num": num, "save_samples": save_samples}.items() if value] + changed
+    given = []
+    if num:
+        given.append("num")
+    if save_samples:
+        given.append("save_samples")
+    for name, value in asdict(plain).items():
+        if value != getattr(sampling, name):
+            given.append(name)
     if given:
-        raise UserError(f"--{given[0].replace('_', '-')} is for the samples of a --ckpt, --samples are there already")
+        flag = f"--{given[0].replace('_', '-')}"
+        raise UserError(f"{flag} is for the samples of a --ckpt, --samples are there already")
 
 
 def generation(
@@ -88,10 +95,11 @@ def generation(
         if ckpt is None:
             images = open_images(samples, channels, features.image_size)
         else:
-            images = replace(Samples.from_options(ckpt, sampling, processes.local_rank), compiled=features.compile)
-            images = GeneratedImages(images, num or 50_000, channels)
+            samples_of_ckpt = Samples.from_options(ckpt, sampling, processes.local_rank)
+            samples_of_ckpt = replace(samples_of_ckpt, compiled=features.compile)
+            images = GeneratedImages(samples_of_ckpt, num or 50_000, channels)
         file, reference_images = open_reference(reference, channels, features.image_size)
-        prepare(extractor, images.shape, device, _digits)
+        prepare(extractor, images.shape, device, _load_digits)
         comparison = Comparison(images, file, reference_images, extractor, device, sampling.batch_size, metrics)
         comparison.check()
         write_reports(comparison, out or Path(comparison.default_name()), save_samples, processes)
@@ -119,20 +127,22 @@ def statistics(
     """
     check_ending("--out", out, ".npz")
 
-    from uvit_decay.commands.opening import open_program, writing_to
+    from uvit_decay.commands.opening import claim_outputs, open_program
     from uvit_decay.evaluation.extract import Extraction
     from uvit_decay.evaluation.feature_store import save_statistics
     from uvit_decay.evaluation.open_by_name import open_images
     from uvit_decay.metrics.extractors import prepare
 
-    with open_program(device=device) as (processes, where), writing_to(out, processes=processes):
+    with open_program(device=device) as (processes, chosen_device), claim_outputs(out, processes=processes):
         extractor = features.extractor(spatial)
         if spatial and "spatial" not in extractor.widths:
             raise UserError(f"--spatial features are Inception's, {extractor.name} yields none")
         images = open_images(reference, extractor.channels or GREY, features.image_size)
-        prepare(extractor, images.shape, where, _digits)
-        keep = ["features", *(["spatial"] if spatial else [])]
-        store = Extraction(extractor, where, batch_size).run(images, keep, processes)
+        prepare(extractor, images.shape, chosen_device, _load_digits)
+        keep = ["features"]
+        if spatial:
+            keep.append("spatial")
+        store = Extraction(extractor, chosen_device, batch_size).run(images, keep, processes)
         if processes.is_main:
             about = {"extractor": extractor.fingerprint(), **images.metadata()}
             save_statistics(out, {kind: store.statistics(kind) for kind in keep}, about)

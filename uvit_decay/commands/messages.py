@@ -22,7 +22,7 @@ UNKNOWN_CLASS = re.compile(r"Expected a dot import path string: (\w+)$|Expected 
 CHOICES = re.compile(r"Expected a typing\.Literal\[(.*?)\]")
 VALUE = re.compile(r"(?:Given|Got) value: ([^\s({\[]+)$", re.MULTILINE)  # one word
 TYPE = re.compile(r"Expected an? <class '([\w.]+)'>\. Got value: (.*)")
-# Reasons of types that a value was not meant for.
+# Reasons of types that the value was not meant for.
 FORMS = re.compile(
     r"'NoneType'|abc.Sequence'|dot import path|import path format|Given value|Not a valid subclass of|"
     r"Subclass types expect|^a class path|^a dict with|Does not validate|^Subtypes|Expected a path but|"
@@ -39,80 +39,105 @@ def describe_error(message: str, flags: Sequence[str], actions: Sequence[Action]
 
     Args:
         message: the parser's message.
-        flags: its flags.
-        actions: its options.
+        flags: the parser's flags.
+        actions: the parser's options.
         common: further flags, of nested classes, that a user may have meant.
     """
     denied = DENIED.search(message)
     if denied:
         known = f"{', '.join(NAMEABLE[:-1])} and {NAMEABLE[-1]}"
         return f"configurations may name only classes of {known}; to allow {denied[1]}, add --trust {denied[1]}"
-    key = KEY.match(message)
-    if key is None:
-        return _in_our_words(message, flags, common)
-    bases = [base for action in actions if action.dest == key[1] for base in _bases(action)]
-    lines = [re.sub(r"^\s*(- )?", "", line) for line in message.splitlines()[1:]]
+    key_match = KEY.match(message)
+    if key_match is None:
+        return _reword(message, flags, common)
+    key = key_match[1]
+    bases: list[type] = []
+    for action in actions:
+        if action.dest == key:
+            bases += _find_bases(action)
     value = VALUE.search(message)
     given = value[1] if value else ""
-    reasons = [_in_our_words(line, flags, common, bases, given) for line in lines if line]
-    ours = [reason for reason in reasons if reason.startswith("no class")]
-    ours = ours or [reason for reason in reasons if not FORMS.search(reason)]
-    nested = NESTED.search(message)
-    unique = dict.fromkeys(ours or reasons)  # a list and a single value are refused for the same reason
-    found = [_with_key(reason, key[1], nested[1] if nested else None) for reason in unique]
-    return LINKED.sub("--seed_everything", found[0] if nested else " ".join(found))
+    reasons = []
+    for line in message.splitlines()[1:]:
+        reason = re.sub(r"^\s*(- )?", "", line)
+        if reason:
+            reasons.append(_reword(reason, flags, common, bases, given))
+    nested_match = NESTED.search(message)
+    nested = nested_match[1] if nested_match else None
+    found = []
+    # A list and a single value are refused for the same reason.
+    for reason in dict.fromkeys(_select_reasons(reasons)):
+        found.append(_add_key(reason, key, nested))
+    text = " ".join(found) if nested is None else found[0]
+    return LINKED.sub("--seed_everything", text)
 
 
-def _with_key(reason: str, key: str, nested: str | None) -> str:
+def _select_reasons(reasons: Sequence[str]) -> Sequence[str]:
+    """Return the reasons that tell a user most: unknown classes, or those of the types that the value was meant for."""
+    classes = [reason for reason in reasons if reason.startswith("no class")]
+    if classes:
+        return classes
+    meant = [reason for reason in reasons if not FORMS.search(reason)]
+    return meant or reasons
+
+
+def _add_key(reason: str, key: str, nested: str | None) -> str:
     """Return a reason with the flag of the outer parser: the flag of `key`, followed by `nested` if that is known."""
     own = NAME.match(reason)
     if own is None:
-        return f"--{key}{'.' + nested if nested else ''}: {reason}"
+        flag = f"--{key}.{nested}" if nested else f"--{key}"
+        return f"{flag}: {reason}"
     between = ""
     if nested and nested.endswith(own[1]):
         between = nested.removesuffix(own[1])
     return OURS.sub(f"--{key}.{between}", reason)
 
 
-def _in_our_words(
+def _reword(
     reason: str, flags: Sequence[str], common: Iterable[str], bases: Sequence[type] = (), given: str = ""
 ) -> str:
-    """Return a reason of the parser in our words, or one that is in these words already as it is.
+    """Return a reason of the parser in our words; a reason that is in our words already stays as it is.
 
     Args:
-        reason: a line of its message.
-        flags: its flags.
+        reason: a line of the parser's message.
+        flags: the parser's flags.
         common: further flags that a user may have meant.
-        bases: classes of which the option takes objects.
+        bases: base classes of the objects that the option takes.
         given: the value of the option; empty if it is not one word.
     """
     unknown = UNKNOWN.search(reason)
     if unknown and not reason.startswith("unknown option"):
         word = (unknown[1] or f"--{unknown[2]}").partition("=")[0]
-        return f"unknown option {word}{did_you_mean(word, dict.fromkeys([*flags, *common]))}"
+        known_flags = dict.fromkeys([*flags, *common])
+        return f"unknown option {word}{did_you_mean(word, known_flags)}"
     missing = UNKNOWN_CLASS.match(reason)
     if missing and bases:
-        return _unknown_class(missing[1] or missing[2], bases)
+        return _describe_class_error(missing[1] or missing[2], bases)
     choices = CHOICES.match(reason)
     if choices:
         known = [choice.strip("'") for choice in choices[1].split(", ")]
-        got = f", got {given}{did_you_mean(given, known)}" if given else ""
-        return f"expected one of {', '.join(known)}{got}"
+        expected = f"expected one of {', '.join(known)}"
+        if not given:
+            return expected
+        return f"{expected}, got {given}{did_you_mean(given, known)}"
     kind = TYPE.match(reason)
     if kind:
         return f"expected {kind[1]}, got {kind[2]}"
     return reason
 
 
-def _unknown_class(name: str, bases: Sequence[type]) -> str:
-    """Return the reason that no class has this name, with the class that was meant or else all known ones."""
-    known = sorted({kind.__name__ for base in bases for kind in _concrete(base)})
+def _describe_class_error(name: str, bases: Sequence[type]) -> str:
+    """Return the reason that no class has this name, with the class that was probably meant or all known ones."""
+    names: set[str] = set()
+    for base in bases:
+        names.update(kind.__name__ for kind in _find_concrete(base))
+    known = sorted(names)
     hint = did_you_mean(name, known) or f"; classes are {', '.join(known)}"
     return f"no class {name}{hint}"
 
 
-def _bases(action: Action) -> Iterator[type]:
-    """Yield the classes of which an option takes objects."""
+def _find_bases(action: Action) -> Iterator[type]:
+    """Yield the base classes of the objects that an option takes."""
     waiting: list[Any] = [getattr(action, "_typehint", None)]  # of jsonargparse; None for plain options
     while waiting:
         hint = waiting.pop()
@@ -121,9 +146,9 @@ def _bases(action: Action) -> Iterator[type]:
         waiting += get_args(hint)
 
 
-def _concrete(base: type) -> Iterator[type]:
-    """Yield the public classes of a family that can be built."""
+def _find_concrete(base: type) -> Iterator[type]:
+    """Yield `base` and its subclasses that are public and not abstract."""
     if not inspect.isabstract(base) and not base.__name__.startswith("_"):
         yield base
     for kind in base.__subclasses__():
-        yield from _concrete(kind)
+        yield from _find_concrete(kind)

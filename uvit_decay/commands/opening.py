@@ -1,4 +1,4 @@
-"""What every command begins with: its processes, its device, and outputs that no other program writes."""
+"""The start of every command: its processes, its device, and outputs that no other program writes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def open_program(
 
     Args:
         files: files that are read, which must be the same on all nodes.
-        device: its name; None takes the GPU of this process, if there is one.
+        device: name of the device; None takes the GPU of this process, if there is one.
         timeout: how long a process waits for another one; None: half an hour.
     """
     with Processes.launch(timeout, device) as processes:
@@ -34,8 +34,17 @@ def open_program(
 
 
 @contextmanager
-def writing_to(*paths: Path, processes: Processes, folder: bool = False) -> Iterator[None]:
-    """Check that the outputs, files or a `folder`, can be written, and keep other programs from them in the context."""
+def claim_outputs(*paths: Path, processes: Processes, folder: bool = False) -> Iterator[None]:
+    """Claim the outputs of a command in the context: no other program writes them.
+
+    Args:
+        paths: files, or one folder.
+        processes: the processes of this program; the first one claims the outputs.
+        folder: True if the output is a folder.
+
+    Raises:
+        UserError: an output cannot be written, or another program writes it.
+    """
     for path in paths:
         check_writable(path, folder)
     with claim_paths(*paths, first=processes.is_main):

@@ -50,8 +50,10 @@ def sample(
         if out.suffix.lower() == ".png":  # at most 10 classes, a column each
             classes = samples.classes if sampling.classes else samples.classes[:10]
             samples = replace(samples, classes=classes, at_random=sampling.labels == "random")
+        if num is None:
+            num = 10 * len(samples.classes) or 64
         with claim_paths(out, first=group.is_main):
-            write_samples(samples, num or (10 * len(samples.classes) or 64), out, sampling.batch_size, group)
+            write_samples(samples, num, out, sampling.batch_size, group)
 
 
 def main(words: Sequence[str]) -> None:

@@ -25,7 +25,7 @@ Classes of your own:  --trust yours allows the classes of the module `yours`
 
 from collections.abc import Sequence
 
-from uvit_decay.commands.fit_help import ABOUT, fit_help
+from uvit_decay.commands.fit_help import ABOUT, format_fit_help
 from uvit_decay.runtime.command_line import respell
 from uvit_decay.runtime.errors import UserError, user_errors
 from uvit_decay.runtime.launcher import check_launcher_variables
@@ -34,7 +34,8 @@ from uvit_decay.runtime.signals import stoppable
 from uvit_decay.runtime.suggestions import did_you_mean
 
 DOCTOR = "doctor"
-HELP, HELP_ALL = {"-h", "--help"}, "--help_all"
+HELP = {"-h", "--help"}
+HELP_ALL = "--help_all"
 
 
 def main(words: Sequence[str]) -> None:
@@ -51,7 +52,7 @@ def _run(words: Sequence[str]) -> None:
         print(localise(__doc__))
         return
     if args and args[0] in ABOUT and HELP & set(args):
-        print(fit_help(args[0]))
+        print(format_fit_help(args[0]))
         return
     args = ["--help" if arg == HELP_ALL else arg for arg in args]
     from uvit_decay.commands.cli import CLI  # imports Lightning, which takes seconds
@@ -60,7 +61,8 @@ def _run(words: Sequence[str]) -> None:
     known = (*CLI.subcommands(), DOCTOR)
     if not set(known) & set(args):
         word = args[0] if args else "nothing"
-        raise UserError(f"the subcommands of train.py are {', '.join(known)}: got {word}{did_you_mean(word, known)}")
+        hint = did_you_mean(word, known)
+        raise UserError(f"the subcommands of train.py are {', '.join(known)}: got {word}{hint}")
     if args[0] in known and not named:
         args[1:1] = ["--config", str(find_bundled(DEFAULT_CONFIG))]
     if args[0] == DOCTOR:
