@@ -20,6 +20,8 @@ from uvit_decay.tasks.utilisation import count_flops
 
 Run = Callable[[], object]
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
+SMALL = 256  # rows of the matrices of `matrix_rate` if larger ones take more than LONGEST
+LONGEST = 1.0  # seconds of a product
 
 
 class Spread(NamedTuple):
@@ -84,10 +86,29 @@ def ratios(above: list[float], below: list[float]) -> Spread:
 
 
 def matrix_rate(clock: Clock, precision: str, size: int) -> float:
-    """Return FLOP/s of a product of two square matrices of this size: the median of seven, after two more."""
-    a, b = (torch.randn(size, size, device=clock.device, dtype=DTYPES[precision]) for _ in range(2))
-    found = clock.in_turn({"product": lambda: a @ b}, 9)["product"]
+    """Return the FLOP/s of a product of two square matrices: the median of seven products, after two more.
+
+    Args:
+        clock: clock of the device.
+        precision: key of DTYPES.
+        size: rows and columns of the matrices. If a product of this size would take more than LONGEST seconds, as in
+            bfloat16 on CPUs without bfloat16 instructions, the matrices have SMALL rows and columns.
+    """
+    if size > SMALL:
+        product = _multiply_squares(clock.device, precision, SMALL)
+        product()  # the first call also initializes libraries
+        if clock.seconds(product) * (size / SMALL) ** 3 > LONGEST:
+            size = SMALL
+    product = _multiply_squares(clock.device, precision, size)
+    found = clock.in_turn({"product": product}, 9)["product"]
     return 2 * size**3 / statistics.median(found[2:])
+
+
+def _multiply_squares(device: torch.device, precision: str, size: int) -> Run:
+    """Return a function that multiplies two random matrices with this number of rows and columns."""
+    a = torch.randn(size, size, device=device, dtype=DTYPES[precision])
+    b = torch.randn(size, size, device=device, dtype=DTYPES[precision])
+    return lambda: a @ b
 
 
 def model_flops(run: Run) -> int:

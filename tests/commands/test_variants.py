@@ -10,15 +10,14 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from conftest import digits_config, pixels, refused, same, sample, tiny_trainer, train
+from conftest import digits_config, pixels, refused, same, sample, train
 from evaluations import evaluate
 from hub_folders import own_modules  # noqa: F401
 from refusals import find_line
-from small_mae import mae_task
+from small_teacher import save_teacher
 
 from uvit_decay import history
 from uvit_decay.__main__ import main
-from uvit_decay.data import Digits
 from uvit_decay.decay import DEPTH_ATTENTION
 
 TINY = ["--config=small.yaml", "--model.net.dim=16", "--model.net.depth=2", "--data.batch_size=16"]
@@ -38,11 +37,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory):
     """A small MAE of the digits, as a checkpoint."""
-    folder = tmp_path_factory.mktemp("teacher")
-    trainer = tiny_trainer(folder, max_steps=1)
-    trainer.fit(mae_task(), Digits(32))
-    trainer.save_checkpoint(folder / "mae.ckpt")
-    return folder / "mae.ckpt"
+    return save_teacher(tmp_path_factory.mktemp("teacher"))
 
 
 @pytest.fixture(scope="module", params=VARIANTS)

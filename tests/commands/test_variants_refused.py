@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from conftest import ROOT, tiny_trainer, train
+from conftest import ROOT, train
 from refusals import find_line, refused
-from small_mae import mae_task
-
-from uvit_decay.data import Digits
+from small_teacher import save_teacher
 
 TINY = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.callbacks=LastCheckpoint", "--trainer.max_steps=1"]
 DENOISER = ROOT / "checkpoints" / "digits.safetensors"
@@ -47,11 +45,7 @@ REFUSED = {
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory):
     """A small MAE of the digits, as a checkpoint."""
-    folder = tmp_path_factory.mktemp("teacher")
-    trainer = tiny_trainer(folder, max_steps=1)
-    trainer.fit(mae_task(), Digits(32))
-    trainer.save_checkpoint(folder / "teacher.ckpt")
-    return folder / "teacher.ckpt"
+    return save_teacher(tmp_path_factory.mktemp("teacher"))
 
 
 @pytest.mark.parametrize("case", REFUSED)

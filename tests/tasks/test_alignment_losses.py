@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import tiny_net, tiny_task, tiny_trainer
 from refusals import raises_user_error
-from small_mae import mae_task
+from small_teacher import save_teacher
 from torch import nn
 
 from uvit_decay.checkpoint import load
@@ -111,11 +111,7 @@ def test_the_versions_of_the_dispersive_loss_choose_the_layer(version, block):
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory):
     """A small MAE of the digits, as a checkpoint."""
-    folder = tmp_path_factory.mktemp("teacher")
-    trainer = tiny_trainer(folder, max_steps=1)
-    trainer.fit(mae_task(), Digits(32))
-    trainer.save_checkpoint(folder / "mae.ckpt")
-    return str(folder / "mae.ckpt")
+    return str(save_teacher(tmp_path_factory.mktemp("teacher")))
 
 
 @pytest.mark.parametrize("kind", ["mlp", "conv"])
