@@ -74,7 +74,7 @@ def test_an_own_schedule_has_a_name_where_its_module_is_trusted(programs, tmp_pa
     find_line(other.last_line, "schedule", *SHORTCUTS, *DEPTH_ATTENTION, "early", "earlier")
     untrusted = programs.start(*sample_it, "other.npz", cwd=tmp_path)
     assert untrusted.wait() == 2
-    find_line(untrusted.last_line, "schedule", "early")
+    find_line(untrusted.last_line, file, "schedule", "early", "--trust")
 
 
 def test_an_own_loss_is_named_by_its_class_alone(mine, tmp_path, monkeypatch, capsys):

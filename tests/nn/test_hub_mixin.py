@@ -69,9 +69,9 @@ def test_what_does_not_fit_is_refused(network, tmp_path, monkeypatch):
         ViT: ("alphas", "10 branches", "8 branches"),
         ResNet: ("depth", arguments["depth"]),
     }.items():
-        with raises_user_error(fragments):
+        with raises_user_error(other.__name__, tmp_path, fragments):
             other.from_pretrained(tmp_path)
-    with raises_user_error("alpha_min", 0.7, 0.5):
+    with raises_user_error("UViT", tmp_path, "alpha_min", 0.7, 0.5):
         UViT.from_pretrained(tmp_path, alpha_min=0.5)
 
     weights.write_bytes(content[:-1])
@@ -87,15 +87,15 @@ def test_what_does_not_fit_is_refused(network, tmp_path, monkeypatch):
 
     for text, fragments in [
         (json.dumps(arguments | {"depth": "4"}), ("depth", 4)),
-        (json.dumps(arguments | {"dim": 64}), ("UViT", tmp_path, "pos_embed", "[1, 18, 16]", "[1, 18, 64]")),
-        ("{", ("UViT", tmp_path, "line 1 column 2")),
-        ("[1]", ("UViT", tmp_path, "list")),
+        (json.dumps(arguments | {"dim": 64}), ("pos_embed", "[1, 18, 16]", "[1, 18, 64]")),
+        ("{", "line 1 column 2"),
+        ("[1]", "list"),
     ]:
         config.write_text(text)
-        with raises_user_error(fragments):
+        with raises_user_error("UViT", tmp_path, fragments):
             UViT.from_pretrained(tmp_path)
     config.unlink()
-    with raises_user_error("alpha_min", "10 branches", "26 branches"):  # of the default depth
+    with raises_user_error("UViT", tmp_path, "alpha_min", "10 branches", "26 branches"):  # of the default depth
         UViT.from_pretrained(tmp_path)
 
 

@@ -5,7 +5,7 @@ No code that a file contains is executed. Third-party files are read by the same
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,10 @@ from torch import Tensor, nn
 
 from uvit_decay.autoencoder import LatentSpace
 from uvit_decay.checkpoint.detect import ThirdParty, looks_like
+from uvit_decay.decay.table import DEPTH_ATTENTION, SHORTCUTS
 from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.diffusion.prediction import Prediction, Weighting
+from uvit_decay.diffusion.samplers import SAMPLERS
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
 from uvit_decay.nn.base import check_attributes
 from uvit_decay.runtime.errors import UserError, check_whole
@@ -35,6 +37,27 @@ HOME = "uvit_decay.nn"  # package of the networks that a file may name
 WEIGHTS = "denoiser/diffusion_pytorch_model.safetensors"
 INDEX = "model_index.json"
 AUTOENCODER = "vae"  # only for latents
+
+
+class UnknownName(UserError):
+    """A checkpoint names an entry of a table that no imported module has added."""
+
+
+def _check_known(what: str, name: object, known: Collection[str], where: Path | str) -> None:
+    """Raise an UnknownName for a name outside a table to which modules of users add entries.
+
+    Args:
+        what: what is named, such as "schedule".
+        name: the name; other values than str are not checked.
+        known: names in the table.
+        where: the file.
+    """
+    if isinstance(name, str) and name not in known:
+        example = localise("sample.py --trust MODULE")
+        raise UnknownName(
+            f"cannot read {where}: its {what} is {name!r}, known are {', '.join(known)}; if a module of yours adds "
+            f"{name!r}, name this module, as in {example}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +126,12 @@ class ModelCard:
                 raise UserError("its model card holds more than names and plain values, or has no end")
             values = as_type(dict[str, object], values, "its model card")
             known = {name: value for name, value in values.items() if name in names}
+            sampling = known.get("sampling")
+            if isinstance(sampling, dict):
+                _check_known("sampler", sampling.get("sampler"), SAMPLERS, where)
             return as_type(cls, known, "its model card")
+        except UnknownName:
+            raise
         except UserError as error:
             raise UserError(f"{where} is damaged, or of another version of this project: {error}") from error
 
@@ -193,6 +221,8 @@ class StoredModel:
         A network of this package is built on the meta device and takes no memory. Another class must be `trusted`.
         """
         spec = self.card.net
+        if spec.is_from(HOME):
+            _check_known("schedule", spec.init_args.get("schedule"), [*SHORTCUTS, *DEPTH_ATTENTION], self.where)
         with torch.device("meta" if spec.is_from(HOME) else "cpu"):
             net = build(spec, nn.Module, HOME, trusted)
         if problem := mismatch(net, self.state):

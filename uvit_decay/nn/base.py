@@ -151,9 +151,13 @@ class DecayedNet(
             UserError: the files cannot be read, a weight is missing or unexpected, or the alphas are of another decay.
         """
         options["strict"] = True
-        # All exceptions are explain, because a damaged file may raise any of them.
-        with explain(f"cannot load a {cls.__name__} from {pretrained_model_name_or_path}", Exception):
-            loaded = super().from_pretrained(pretrained_model_name_or_path, **options)
+        what = f"cannot load a {cls.__name__} from {pretrained_model_name_or_path}"
+        # Any exception is explained, because a damaged file may raise any of them.
+        with explain(what, Exception):
+            try:
+                loaded = super().from_pretrained(pretrained_model_name_or_path, **options)
+            except UserError as error:  # of the constructor or the weights, which do not know the place
+                raise UserError(f"{what}: {error}") from error
             return loaded.eval()  # huggingface_hub 0.34 leaves it in training mode
 
     def record_shortcuts(self, shortcuts: decay.Shortcuts) -> None:
