@@ -5,9 +5,13 @@ import os
 import re
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from uvit_decay.commands.compare import compare
+from uvit_decay.commands.convert import main
+from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.progress import lines_every, track
 
 SHORT = 0.05  # seconds between lines
@@ -29,6 +33,29 @@ def test_a_silent_command_has_a_line_of_its_own(capsys):
     lines = lines_of(capsys)
     assert 2 <= len(lines) <= 6
     assert all(re.fullmatch(r".+ after 00:00", line) for line in lines)
+
+
+@pytest.mark.parametrize("command", ["export", "import"])
+def test_a_conversion_has_lines(command, tmp_path, monkeypatch, capsys):
+    def convert(*args, **options):
+        time.sleep(0.3)
+        return ""
+
+    for name in ("export_file", "import_official"):
+        monkeypatch.setattr(f"uvit_decay.checkpoint.convert.{name}", convert)
+    main([command, str(tmp_path / "from.pth"), str(tmp_path / "to.safetensors")])
+    assert len(lines_of(capsys)) >= 2
+
+
+def test_runs_that_are_compared_are_counted(tmp_path, monkeypatch, capsys):
+    def read(folder):
+        time.sleep(0.3)
+        return SimpleNamespace(options={})
+
+    monkeypatch.setattr("uvit_decay.compare.runs.Run.read", read)
+    with pytest.raises(UserError, match="--by"):
+        compare([tmp_path, tmp_path], out=tmp_path / "out.png")
+    assert lines_of(capsys)[-1].startswith("reading runs: 1/2 runs ")
 
 
 def test_the_innermost_work_is_shown_with_what_it_belongs_to(capsys):

@@ -9,9 +9,11 @@ from typing import Literal
 
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import check_writable, claim_paths
+from uvit_decay.runtime.progress import track
 
 TRAINING = ("step", "epoch", "images")  # values of --x that are no options
 FIGURES = (".png", ".pdf", ".svg")
+PATIENCE = 3.0  # seconds after which a bar appears
 
 
 def compare(
@@ -45,7 +47,11 @@ def compare(
     from uvit_decay.compare.differences import remarks
     from uvit_decay.compare.runs import Run, find_option, group_by_options
 
-    loaded = [Run.read(run) for run in runs]
+    loaded = []
+    with track("reading runs", len(runs), "run", delay=PATIENCE) as work:
+        for run in runs:
+            loaded.append(Run.read(run))
+            work.update()
     names = [by]
     options = [find_option(loaded, by, "--by")]
     if x not in TRAINING:

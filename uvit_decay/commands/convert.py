@@ -8,6 +8,7 @@ from uvit_decay.checkpoint.import_options import ImportOptions
 from uvit_decay.runtime.command_line import parse
 from uvit_decay.runtime.errors import UserError, user_errors
 from uvit_decay.runtime.program import PROGRAM, quiet_libraries
+from uvit_decay.runtime.progress import track
 from uvit_decay.sampling_options import Weights
 
 
@@ -74,7 +75,8 @@ def main(args: Sequence[str]) -> None:
     with user_errors():
         quiet_libraries()
         call = parse({"export": export, "import": import_}, args, __doc__, PROGRAM)
-        note = call()
+        with track():
+            note = call()
         if note:
             print(note)
         print(f"wrote {call.keywords['target']}")
