@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import check_writable, claim_paths
 from uvit_decay.runtime.progress import track
+
+if TYPE_CHECKING:
+    from uvit_decay.compare.runs import Run
 
 TRAINING = ("step", "epoch", "images")  # values of --x that are no options
 FIGURES = (".png", ".pdf", ".svg")
@@ -45,13 +48,9 @@ def compare(
 
     from uvit_decay.compare import report
     from uvit_decay.compare.differences import remarks
-    from uvit_decay.compare.runs import Run, find_option, group_by_options
+    from uvit_decay.compare.runs import find_option, group_by_options
 
-    loaded = []
-    with track("reading runs", len(runs), "run", delay=PATIENCE) as work:
-        for run in runs:
-            loaded.append(Run.read(run))
-            work.update()
+    loaded = _read_runs(runs)
     names = [by]
     options = [find_option(loaded, by, "--by")]
     if x not in TRAINING:
@@ -78,3 +77,15 @@ def compare(
     for remark in remarks(loaded, *options):
         print(f"remark: {remark}", file=sys.stderr)
     print(f"wrote {out} and {spreadsheet.name}")
+
+
+def _read_runs(folders: Sequence[Path]) -> list[Run]:
+    """Return the runs in these folders; show how many are read if it takes long."""
+    from uvit_decay.compare.runs import Run
+
+    runs = []
+    with track("reading runs", len(folders), "run", delay=PATIENCE) as work:
+        for folder in folders:
+            runs.append(Run.read(folder))
+            work.update()
+    return runs
