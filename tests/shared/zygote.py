@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 END = {"code": 0}
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 OTHERS = ("torch.distributed.nn.functional", "lightning.pytorch.cli", "torchmetrics", "diffusers.models", "PIL.Image")
+OTHERS += ("torch.utils.benchmark", "torch.utils.tensorboard", "sklearn.datasets", "matplotlib.backends.backend_agg")
 STEP = "Task.optimizer_step"  # its calls are counted as the steps that the program did
 
 
@@ -37,6 +38,15 @@ def import_all() -> None:
     for name in (*OTHERS, *names):
         if not name.endswith("__main__"):
             importlib.import_module(name)
+
+
+def measure_rate() -> None:
+    """Measure the rate of matrix products, which training does once in a process, for all programs."""
+    import torch
+
+    from uvit_decay.tasks.utilisation import matrix_rate
+
+    matrix_rate(torch.device("cpu"), torch.float32, 1)
 
 
 def serve() -> dict[str, Any] | None:
@@ -202,6 +212,7 @@ if __name__ == "__main__":
 
     torch.set_num_threads(1)
     import_all()
+    measure_rate()
     mine = serve()
     if mine is not None:
         become(mine)

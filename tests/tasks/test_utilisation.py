@@ -105,6 +105,22 @@ def test_the_rate_of_matrix_products_is_positive_and_measured_once():
     assert matrix_rate(CPU, torch.float32, 1) == rate
 
 
+@pytest.mark.parametrize(("longest", "size"), [(1e9, 1024), (0.0, 256)])
+def test_the_matrices_are_small_if_products_of_large_ones_take_long(monkeypatch, longest, size):
+    sizes = []
+
+    class Recorded(Timer):
+        def __init__(self, statement, globals, **options):
+            sizes.append(len(globals["a"]))
+            super().__init__(statement, globals=globals, **options)
+
+    monkeypatch.setattr("torch.utils.benchmark.Timer", Recorded)
+    monkeypatch.setattr(utilisation, "SECONDS", 1e-3)
+    monkeypatch.setattr(utilisation, "LONGEST", longest)
+    assert matrix_rate.__wrapped__(CPU, torch.float32, 1) > 1e8
+    assert sizes == [256, size]
+
+
 def test_the_rate_is_measured_on_random_matrices(monkeypatch):
     """A GPU multiplies constant matrices faster, so that a utilisation by their rate would be too small."""
     seen = {}

@@ -114,9 +114,10 @@ class Task(LightningModule):
         self.settings: Settings = {}  # all flags of the run, if the program sets them; compared on resumption
         self.allowed: Sequence[str] = ()  # settings that may differ from the checkpoint, --resume.allow
         self.start: tuple[str, int] | None = None  # the checkpoint and its step, if the program sets them
-        backends = (AUTO, *torch.compiler.list_backends(exclude_tags=()))
-        if not isinstance(compile, bool) and compile not in backends:
-            raise UserError(f"compile takes true, false or one of {', '.join(backends)}; got {compile!r}")
+        if not isinstance(compile, bool) and compile != AUTO:  # listing the backends imports them, for seconds
+            backends = (AUTO, *torch.compiler.list_backends(exclude_tags=()))
+            if compile not in backends:
+                raise UserError(f"compile takes true, false or one of {', '.join(backends)}; got {compile!r}")
         self._backend = "inductor" if compile is True else compile
         self._guard = LossGuard()
         self._losses: list[dict[str, Tensor]] = []  # by name in logs, since the last optimizer step

@@ -23,6 +23,8 @@ from uvit_decay.tasks.sharding import skeleton
 
 DTYPES = {"bf16-mixed": torch.bfloat16, "bf16-true": torch.bfloat16, "64-true": torch.float64}  # by precision
 SECONDS = 0.1  # least time of the timed products
+LARGE, SMALL = 1024, 256  # rows of the matrices of `matrix_rate` on a CPU, and if a product of large ones takes longer:
+LONGEST = 0.5  # seconds
 
 
 class Utilisation:
@@ -156,15 +158,23 @@ def count_flops(work: Callable[[], object]) -> int:
 def matrix_rate(device: torch.device, dtype: torch.dtype, threads: int) -> float:
     """Return the FLOP/s of a square product in this dtype; on a CPU, with this number of threads.
 
-    The first call takes 0.2 s.
+    The first call takes 0.2 s. On a CPU the matrices are small if larger ones take long, as in bfloat16 without
+    bfloat16 instructions.
     """
     from torch.utils.benchmark import Timer  # warns about CUDA toolkits without a GPU, which most commands do not use
 
-    side = 4096 if device.type == "cuda" else 1024  # large enough to reach the rate
     # Random numbers, as in training: a GPU multiplies constant matrices faster, since it takes less power.
     random = torch.Generator(device).manual_seed(0)
-    a = torch.randn(side, side, generator=random, device=device).to(dtype)
-    b = torch.randn(side, side, generator=random, device=device).to(dtype)
+
+    def draw(side: int) -> Tensor:
+        return torch.randn(side, side, generator=random, device=device).to(dtype)
+
+    side = 4096 if device.type == "cuda" else LARGE  # large enough to reach the rate
+    if device.type == "cpu":
+        small = Timer("torch.mm(a, a)", globals={"torch": torch, "a": draw(SMALL)}, num_threads=threads)
+        if small.timeit(2).mean * (LARGE / SMALL) ** 3 > LONGEST:
+            side = SMALL
+    a, b = draw(side), draw(side)
     names = {"torch": torch, "a": a, "b": b, "out": a @ b}
     timer = Timer("torch.mm(a, b, out=out)", globals=names, num_threads=threads)
     seconds = min(timer.blocked_autorange(min_run_time=SECONDS).times)
