@@ -19,7 +19,7 @@ from uvit_decay.checkpoint import load, read_training_checkpoint
 from uvit_decay.compare.runs import Run
 from uvit_decay.data.latents import manifest
 from uvit_decay.data.latents.shards import LatentSet
-from uvit_decay.evaluation.feature_store import StatisticsFile
+from uvit_decay.evaluation.statistics_file import StatisticsFile
 from uvit_decay.hub.earlier import list_replaceable
 from uvit_decay.tasks.resumption.settings import compare_settings
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from refusals import raises_user_error
 
-from uvit_decay.evaluation.feature_store import StatisticsFile
 from uvit_decay.evaluation.image_sources import ArrayImages
+from uvit_decay.evaluation.statistics_file import StatisticsFile
 from uvit_decay.metrics.extractors import SmallClassifier
 from uvit_decay.runtime.errors import UserError
 

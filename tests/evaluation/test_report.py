@@ -4,9 +4,10 @@ from unittest.mock import Mock
 
 import torch
 
-from uvit_decay.evaluation.feature_store import FeatureStore, Reference
+from uvit_decay.evaluation.feature_store import FeatureStore
 from uvit_decay.evaluation.generation import Comparison
 from uvit_decay.evaluation.report import _measure_coverage
+from uvit_decay.evaluation.statistics_file import Reference
 
 
 def test_coverage_is_the_share_of_reference_images_near_samples():

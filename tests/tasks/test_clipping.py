@@ -12,7 +12,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim import AdamW
 
 from uvit_decay.data import Digits
-from uvit_decay.tasks.sharding import Sharded, full
+from uvit_decay.tasks.sharding import Sharded, full_tensor
 
 CLIP = {"norm": (clip_grad_norm_, 0.05), "value": (clip_grad_value_, 1e-3)}
 STRATEGIES = {"fsdp": Sharded, "ddp": lambda: "ddp"}
@@ -71,7 +71,7 @@ def on_a_rank(folder, rank):
     for algorithm in CLIP:
         for name, strategy in STRATEGIES.items():
             task, trainer = train_clipped(folder, algorithm, devices=2, strategy=strategy())
-            weights = {key: full(value).clone() for key, value in state(task).items()}
+            weights = {key: full_tensor(value).clone() for key, value in state(task).items()}
             torch.save(weights, folder / f"{algorithm} {name} {trainer.global_rank}.pt")
             norms[f"{algorithm} {name}"] = float(trainer.callback_metrics["train/grad_norm"])
     return norms

@@ -8,13 +8,14 @@ from conftest import same, state, tiny_net, tiny_task, tiny_trainer
 from gloo import on_two_processes
 from lightning.pytorch.loggers import CSVLogger
 from official_files import change_training
-from refusals import raises_user_error
+from refusals import find_line, raises_user_error
 from runs import StopAt, fit
 from torch import nn
 
 from uvit_decay.callbacks import EMA
 from uvit_decay.checkpoint import load
 from uvit_decay.data import Digits
+from uvit_decay.runtime.distributed import others_needed
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks import DiffusionTask
 from uvit_decay.tasks.optimization import Optimization
@@ -205,6 +206,62 @@ def test_a_parameter_without_a_gradient_is_named_in_the_first_step(programs, tmp
     first, second = on_two_processes(programs, partial(read_messages_on_rank, tmp_path), tmp_path)
     assert first == second
     assert len(first) == 2
+
+
+class UsedAtFirst(Projected):
+    """A task that uses a parameter in the first micro-batch of a step only."""
+
+    def __init__(self, net, **options) -> None:
+        super().__init__(net, **options)
+        self.early = nn.Linear(1, 1, bias=False)
+        self.calls = 0
+
+    def loss(self, batch, stage):
+        self.calls += 1
+        loss = super().loss(batch, stage)
+        if self.calls == 1:
+            loss = loss + self.early.weight.sum()
+        return loss
+
+
+def read_message_of_a_later_micro_batch(folder, rank):
+    trainer = tiny_trainer(folder, max_steps=3, strategy="ddp", devices=2)
+    with raises_user_error("task.early.weight", "requires_grad_(False)"):
+        trainer.fit(UsedAtFirst(tiny_net()), Digits(32, device_batch_size=8))
+    return trainer.global_step
+
+
+@pytest.mark.slow
+def test_a_parameter_that_the_last_micro_batch_does_not_use_is_named(programs, tmp_path):
+    assert on_two_processes(programs, partial(read_message_of_a_later_micro_batch, tmp_path), tmp_path) == [0, 0]
+
+
+class UsedOnOneRank(Projected):
+    """A task that uses a parameter on rank 0 only."""
+
+    def __init__(self, net, **options) -> None:
+        super().__init__(net, **options)
+        self.first = nn.Linear(1, 1, bias=False)
+
+    def loss(self, batch, stage):
+        loss = super().loss(batch, stage)
+        if self.global_rank == 0:
+            loss = loss + self.first.weight.sum()
+        return loss
+
+
+def read_message_of_one_rank(folder, rank):
+    trainer = tiny_trainer(folder, max_steps=3, strategy="ddp", devices=2)
+    with pytest.raises(UserError) as caught, others_needed():
+        trainer.fit(UsedOnOneRank(tiny_net()), Digits(32))
+    return str(caught.value)  # rank 1 ends here, for which rank 0 waits
+
+
+@pytest.mark.slow
+def test_a_parameter_without_a_gradient_on_one_rank_is_named_there(programs, tmp_path):
+    first, second = on_two_processes(programs, partial(read_message_of_one_rank, tmp_path), tmp_path)
+    find_line(first, "another process has ended")
+    find_line(second, "task.first.weight", "requires_grad_(False)")
 
 
 def test_the_optimizer_of_a_task_without_them_has_the_groups_of_its_network(tmp_path):

@@ -12,7 +12,7 @@ from torch.optim import SGD, AdamW
 from uvit_decay.nn import MAE, SiT, UViT, ViT
 from uvit_decay.tasks.optimization import Optimization
 from uvit_decay.tasks.rate_over_gain import RowSteps
-from uvit_decay.tasks.sharding import full, like, shard
+from uvit_decay.tasks.sharding import full_tensor, shard, shard_like
 
 SIZES = {"image_size": 8, "patch_size": 2, "channels": 1, "dim": 16, "depth": 4, "heads": 2}
 DECODER = {"decoder_dim": 16, "decoder_depth": 1, "decoder_heads": 2, "wiring": "official"}
@@ -143,10 +143,10 @@ def test_scaled_rows_may_be_sharded(tmp_path):
             optimizer = Optimization(rate_over_gain=True).build(net, 1e-3)
             for parameter in net.parameters():
                 if parameter.requires_grad:
-                    parameter.grad = like(parameter, torch.randn(parameter.shape, generator=random))
+                    parameter.grad = shard_like(parameter, torch.randn(parameter.shape, generator=random))
             optimizer.step()
         for name, parameter in nets[1].named_parameters():
-            assert torch.equal(full(parameter), nets[0].get_parameter(name)), name
+            assert torch.equal(full_tensor(parameter), nets[0].get_parameter(name)), name
     finally:
         torch.distributed.destroy_process_group()
 

@@ -22,7 +22,7 @@ from uvit_decay.data import Digits
 from uvit_decay.diffusion.noise_path import Linear
 from uvit_decay.metrics.extractors import SmallClassifier
 from uvit_decay.nn import SiT
-from uvit_decay.tasks.sharding import Sharded, local
+from uvit_decay.tasks.sharding import Sharded, local_shard
 
 STEPS, HALF = 4, 2
 pytestmark = pytest.mark.slow
@@ -66,7 +66,7 @@ class Held(Callback):
             self._count(key, (state[key] for state in trainer.optimizers[0].state.values()))
 
     def _count(self, name, tensors) -> None:
-        blocks = [local(tensor).untyped_storage() for tensor in tensors]
+        blocks = [local_shard(tensor).untyped_storage() for tensor in tensors]
         self.bytes[name] = sum({block.data_ptr(): block.nbytes() for block in blocks}.values())
 
 

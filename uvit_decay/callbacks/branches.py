@@ -24,7 +24,7 @@ from uvit_decay.nn.depth_attention import MixingSums, Sources, mixing_of
 from uvit_decay.plots import heat_maps
 from uvit_decay.runtime.errors import UserError, check_whole, explain
 from uvit_decay.tasks.base import Task
-from uvit_decay.tasks.sharding import full
+from uvit_decay.tasks.sharding import full_tensor
 
 FILE = "branches.jsonl"
 FIGURE = "branches.png"
@@ -285,4 +285,4 @@ def _divide(part: float, whole: float) -> float:
 
 
 def _length(weight: Tensor) -> float:
-    return float(full(weight.norm()))
+    return float(full_tensor(weight.norm()))

@@ -19,7 +19,7 @@ from uvit_decay.runtime.errors import UserError, check_numbers
 from uvit_decay.sampling_options import Weights
 from uvit_decay.tasks.base import Task
 from uvit_decay.tasks.finite import check_finite
-from uvit_decay.tasks.sharding import gather, like, local, whole
+from uvit_decay.tasks.sharding import gather, local_shard, shard_like, unsharded_network
 
 
 class EMA(Callback):
@@ -58,7 +58,7 @@ class EMA(Callback):
         earlier, self.shadow = self.shadow, {}
         for name, parameter in task.net.named_parameters():
             average = earlier[name] if earlier else parameter.detach().float().clone()
-            self.shadow[name] = like(parameter, average)
+            self.shadow[name] = shard_like(parameter, average)
 
     def on_train_start(self, trainer: Trainer, task: LightningModule) -> None:
         self._seen_step = trainer.global_step  # a resumed run restores it only now
@@ -68,7 +68,7 @@ class EMA(Callback):
         if trainer.global_step == self._seen_step:  # gradients are being accumulated
             return
         self._seen_step = trainer.global_step
-        weights = [local(parameter.detach()).float() for parameter in self._trained]
+        weights = [local_shard(parameter.detach()).float() for parameter in self._trained]
         decay = self.decay
         if self.ramp:
             decay = min(decay, (1 + self.updates) / (10 + self.updates))
@@ -134,7 +134,7 @@ def _trains_below_batch_norm(net: nn.Module) -> bool:
 
 
 def _parts(tensors: Iterable[Tensor]) -> list[Tensor]:
-    return [local(tensor) for tensor in tensors]
+    return [local_shard(tensor) for tensor in tensors]
 
 
 @contextmanager
@@ -155,7 +155,7 @@ def evaluation_weights(trainer: Trainer, task: Task) -> Iterator[Weights]:
     task.sync_batch_norms()
     task.net.eval()
     try:
-        with swap, whole(task):
+        with swap, unsharded_network(task):
             yield weights
     finally:
         task.net.train(training)

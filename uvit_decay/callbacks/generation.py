@@ -17,11 +17,11 @@ from uvit_decay.callbacks.periodic import PeriodicSampling
 from uvit_decay.callbacks.run_log import record
 from uvit_decay.data import ImageData
 from uvit_decay.diffusion.sampling import Sampling, total_nfe
-from uvit_decay.evaluation.feature_store import StatisticsFile
 from uvit_decay.evaluation.generation import Comparison, open_reference
 from uvit_decay.evaluation.image_sources import DatasetImages, GeneratedImages, ImageSource
 from uvit_decay.evaluation.metric_table import MetricOptions, summary
 from uvit_decay.evaluation.report import remarks
+from uvit_decay.evaluation.statistics_file import StatisticsFile
 from uvit_decay.history import GENERATION
 from uvit_decay.image_io import to_uint8
 from uvit_decay.metrics.extractors import Extractor, prepare

@@ -129,8 +129,8 @@ def statistics(
 
     from uvit_decay.commands.opening import claim_outputs, open_program
     from uvit_decay.evaluation.extract import Extraction
-    from uvit_decay.evaluation.feature_store import save_statistics
     from uvit_decay.evaluation.open_by_name import open_images
+    from uvit_decay.evaluation.statistics_file import save_statistics
     from uvit_decay.metrics.extractors import prepare
 
     with open_program(device=device) as (processes, chosen_device), claim_outputs(out, processes=processes):

@@ -25,8 +25,8 @@ MODULES = {
     "build_report": "report",
     "write_reports": "report",
     "FeatureStore": "feature_store",
-    "StatisticsFile": "feature_store",
-    "save_statistics": "feature_store",
+    "StatisticsFile": "statistics_file",
+    "save_statistics": "statistics_file",
 }
 __all__ = list(MODULES)
 __getattr__, __dir__ = lazy(__name__, MODULES)

@@ -1,7 +1,4 @@
-"""On-disk cache of features, and files of statistics.
-
-The cache is written in parts, so that interrupted programs resume; extract.py fills it.
-"""
+"""On-disk cache of features, written in parts, so that interrupted programs resume; extract.py fills it."""
 
 from __future__ import annotations
 
@@ -10,30 +7,24 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from uvit_decay.evaluation import npz
-from uvit_decay.metrics.extractors import Extractor, Features
-from uvit_decay.metrics.frechet import Moments, Statistics, check_statistics
+from uvit_decay.metrics.extractors import Features
+from uvit_decay.metrics.frechet import Moments, Statistics
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import at_home, check_writable, remove_remains, replacing, writing
+from uvit_decay.runtime.files import at_home, check_writable, remove_remains, writing
 from uvit_decay.runtime.tensor_files import load_tensors, save_tensors
-from uvit_decay.runtime.validation import as_type, parse, read_json, write_json
+from uvit_decay.runtime.validation import read_json, write_json
 
 FLOATS = Features._fields  # float32 (n, d)
 ABOUT = "about.json"  # describes the store
 OWNER = "whose"  # metadata key of a part: its first image and its store
 PARTS_AT_ONCE = 24  # in statistics: one product of many rows is several times faster than many products
-MOST_FEATURES = 2**14  # limits of a file of statistics, checked before reading; `check` compares the exact number
-MOST_BYTES = 2**24
-NAMES = {"features": ("mu", "sigma"), "spatial": ("mu_s", "sigma_s")}  # as in ADM's files
 
 
 class FeatureStore:
@@ -189,96 +180,3 @@ def _check_features(name: str, features: Tensor, n: int) -> None:
     fits = features.dtype == torch.float32 and len(shape) == 2 and shape[0] == n
     if not fits or not features.isfinite().all():
         raise UserError(f"{name} {features.dtype} {shape} of {n} images are not finite float32 numbers (n, d)")
-
-
-def save_statistics(path: Path, statistics: dict[str, Statistics], metadata: dict[str, Any]) -> None:
-    """Write an .npz: float64 `mu` (d,), `sigma` (d, d) of "features", `mu_s`, `sigma_s` of "spatial"; and `about`."""
-    arrays: dict[str, np.ndarray] = {"about": np.array(json.dumps(metadata))}
-    for kind, (mean, cov) in statistics.items():
-        mean_name, cov_name = NAMES[kind]
-        arrays[mean_name] = mean.numpy()
-        arrays[cov_name] = cov.numpy()
-    with replacing(path) as file:
-        np.savez(file, **arrays)
-
-
-class StatisticsFile:
-    """A file of precomputed statistics; `metadata` is their recorded protocol, empty if the file has none."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        present = npz.names(path)
-        self.has_images = "arr_0" in present
-        self._arrays: dict[str, np.ndarray] = {}
-        for pair in NAMES.values():
-            for name in pair:
-                if name in present:
-                    self._arrays[name] = self._read(name)
-        self.metadata: dict[str, Any] = {}
-        if "about" in present:
-            self.metadata = self._read_metadata()
-
-    def _read(self, name: str) -> np.ndarray:
-        """Return a mean, (d,), or a covariance, (d, d)."""
-        rank = 2 if "sigma" in name else 1
-        dimensions = "d, d" if rank == 2 else "d,"
-
-        def fits(shape: tuple[int, ...], dtype: np.dtype) -> bool:
-            return dtype.kind == "f" and len(shape) == rank and len({*shape}) == 1 and shape[0] <= MOST_FEATURES
-
-        return npz.read(self.path, name, f"floating-point numbers ({dimensions})", fits)
-
-    def _read_metadata(self) -> dict[str, Any]:
-        def fits(shape: tuple[int, ...], dtype: np.dtype) -> bool:
-            return shape == () and dtype.itemsize <= MOST_BYTES
-
-        about = npz.read(self.path, "about", f"text of {MOST_BYTES} bytes at most", fits)
-        where = f"{self.path}: about"
-        return as_type(dict[str, object], parse(str(about), where), where)
-
-    def has(self, kind: str) -> bool:
-        """Return whether there are statistics of `kind`, "features" or "spatial"."""
-        return all(name in self._arrays for name in NAMES[kind])
-
-    def check(self, extractor: Extractor) -> None:
-        """Raise a UserError unless the statistics are valid and of this extractor, if the file records one."""
-        ours = extractor.fingerprint()
-        theirs = self.metadata.get("extractor")
-        if theirs not in (None, ours):
-            raise UserError(f"{self.path} has statistics of {theirs}: give statistics of {ours}")
-        for kind, (mean, cov) in NAMES.items():
-            if not self.has(kind) or kind not in extractor.widths:
-                continue
-            d = extractor.widths[kind]
-            mean_shape = self._arrays[mean].shape
-            cov_shape = self._arrays[cov].shape
-            if mean_shape != (d,) or cov_shape != (d, d):
-                actual = f"{mean} {mean_shape} and {cov} {cov_shape}"
-                raise UserError(f"{self.path} has statistics {actual}, but {extractor.name} gives {d} features")
-            check_statistics(f"{self.path}: the statistics of {kind}", self.statistics(kind))
-
-    def statistics(self, kind: str) -> Statistics:
-        """Return mean and covariance of `kind` in float64."""
-        mean, cov = NAMES[kind]
-        return Statistics(self._tensor(mean), self._tensor(cov))
-
-    def _tensor(self, name: str) -> Tensor:
-        return torch.from_numpy(self._arrays[name].astype(np.float64))
-
-
-@dataclass(frozen=True)
-class Reference:
-    """Reference of a comparison: a file of statistics, features of images, or both, as in ADM's files."""
-
-    file: StatisticsFile | None
-    store: FeatureStore | None
-
-    def statistics(self, kind: str) -> Statistics:
-        """Return mean and covariance of `kind`, from the file if it has them."""
-        if self.file is not None and self.file.has(kind):
-            return self.file.statistics(kind)
-        return self.store.statistics(kind)
-
-    def tensor(self, kind: str) -> Tensor:
-        """Return the features `kind` of the reference images, (n, d)."""
-        return self.store.tensor(kind)

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from uvit_decay.evaluation.extract import Extraction
-from uvit_decay.evaluation.feature_store import FeatureStore, Reference, StatisticsFile
+from uvit_decay.evaluation.feature_store import FeatureStore
 from uvit_decay.evaluation.image_sources import ArrayImages, ImageSource
 from uvit_decay.evaluation.metric_table import METRICS, Inputs, MetricOptions
 from uvit_decay.evaluation.open_by_name import open_images
+from uvit_decay.evaluation.statistics_file import Reference, StatisticsFile
 from uvit_decay.metrics.extractors import Extractor
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import UserError

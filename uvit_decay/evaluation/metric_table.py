@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from uvit_decay.evaluation.feature_store import FeatureStore, Reference
+    from uvit_decay.evaluation.feature_store import FeatureStore
+    from uvit_decay.evaluation.statistics_file import Reference
     from uvit_decay.metrics.extractors import Extractor
 
 SPLITS = 10  # parts of the Inception Score

@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
-from uvit_decay.tasks.sharding import full
+from uvit_decay.tasks.sharding import full_tensor
 
 
 def clip(optimizer: Optimizer, bound: float, algorithm: str, needs_norm: bool) -> Tensor | None:
@@ -57,5 +57,5 @@ def _compute_norm(parts: Sequence[Sequence[Tensor]]) -> Tensor:
     norms = []
     for part in parts:
         gradients = [parameter.grad for parameter in part]
-        norms.append(full(get_total_norm(gradients)))
+        norms.append(full_tensor(get_total_norm(gradients)))
     return norms[0] if len(norms) == 1 else get_total_norm(norms)

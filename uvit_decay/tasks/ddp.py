@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -16,6 +17,7 @@ from uvit_decay.runtime.distributed import TRAINING, Processes, choose_interface
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks.own import own_parameters
 
+UNUSED = re.compile(r"indices which did not receive grad for rank \d+: (\d+)")  # in a message of DDP's reducer
 PLACES = {"data.path", "data.test_path"}  # settings that may differ between nodes with copies of the images
 
 
@@ -56,9 +58,10 @@ class Replicated(DDPStrategy):
 
 
 def check_gradients(task: LightningModule, optimizer: Optimizer) -> None:
-    """Raise a UserError if DDP waits for a gradient that this step did not compute.
+    """Raise a UserError if DDP waits for a gradient that this step, or its last micro-batch, did not compute.
 
-    Without this check torch reports the missing gradient in the next step, and names no parameter.
+    Gradients are averaged in the backward pass of the last micro-batch. Without this check torch reports the missing
+    gradient in the next step, and names no parameter.
 
     Args:
         task: the task, after the backward pass of a step.
@@ -71,6 +74,15 @@ def check_gradients(task: LightningModule, optimizer: Optimizer) -> None:
         for parameter in group["params"]:
             if parameter.requires_grad and parameter.grad is None:
                 raise UserError(explain_missing_gradient(_find_name(task, parameter)))
+    try:
+        wrapper._check_reducer_finalized()
+    except RuntimeError as error:
+        match = UNUSED.search(str(error))
+        if match is None:
+            raise
+        trained = [parameter for parameter in wrapper.module.parameters() if parameter.requires_grad]
+        name = _find_name(task, trained[int(match[1])])
+        raise UserError(explain_missing_gradient(name)) from error
 
 
 def _find_name(task: LightningModule, parameter: nn.Parameter) -> str:
@@ -82,6 +94,6 @@ def _find_name(task: LightningModule, parameter: nn.Parameter) -> str:
 def explain_missing_gradient(name: str) -> str:
     """Return the message about a trained parameter without a gradient in a run of several processes."""
     return (
-        f"{name} has no gradient in this step, and several processes average the gradients of all trained parameters: "
-        "use it in the loss of every step, or freeze it with requires_grad_(False)"
+        f"{name} has no gradient in this step or in its last micro-batch, and several processes average the gradients "
+        "of all trained parameters: use it in the loss of every micro-batch, or freeze it with requires_grad_(False)"
     )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks.optimization import Optimization
-from uvit_decay.tasks.sharding import local
+from uvit_decay.tasks.sharding import local_shard
 
 NEVER = 2**62  # a step that is never reached
 
@@ -43,7 +43,7 @@ def check_finite(trainer: Trainer, tensors: Iterable[Tensor], what: str) -> None
         tensors: tensors of this rank, which may be sharded.
         what: their name in the error, in the plural.
     """
-    flags = [torch.isfinite(local(tensor.detach())).all() for tensor in tensors]
+    flags = [torch.isfinite(local_shard(tensor.detach())).all() for tensor in tensors]
     finite = torch.stack(flags).all()
     if trainer.strategy.reduce_boolean_decision(not finite, all=False):
         advice = _advise(trainer.lightning_module.optim)

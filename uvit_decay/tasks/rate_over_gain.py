@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 
 from uvit_decay.nn.base import DecayedNet
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.tasks.sharding import like, local
+from uvit_decay.tasks.sharding import local_shard, shard_like
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class RowSteps:
         self.rows: list[ScaledRows] = []
         self.before: list[Tensor] = []  # the rows before the present step
         for parameter, of_rows in factors:
-            ours = local(like(parameter, of_rows.to(parameter.dtype)))
+            ours = local_shard(shard_like(parameter, of_rows.to(parameter.dtype)))
             indices = (ours != 1.0).nonzero().flatten()
             self.rows.append(ScaledRows(parameter, indices, ours[indices]))
         optimizer.register_step_pre_hook(self.keep)
@@ -108,13 +108,13 @@ class RowSteps:
         """Copy the rows before a step."""
         self.before = []
         for rows in self.rows:
-            part = local(rows.parameter.detach())
+            part = local_shard(rows.parameter.detach())
             self.before.append(part.index_select(0, rows.indices))
 
     def scale(self, *_: Any) -> None:
         """Multiply the step of the rows after a step."""
         for rows, before in zip(self.rows, self.before, strict=True):
-            part = local(rows.parameter.detach())
+            part = local_shard(rows.parameter.detach())
             after = part.index_select(0, rows.indices)
             factors = rows.factors.view(-1, *[1] * (part.dim() - 1))
             part.index_copy_(0, rows.indices, torch.lerp(before, after, factors))

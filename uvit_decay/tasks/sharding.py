@@ -75,7 +75,7 @@ def _shard_moments(parameter: Tensor, moments: Mapping[str, Tensor]) -> dict[str
     found = dict(moments)
     for name, value in moments.items():
         if value.dim() > 0:
-            found[name] = like(parameter, value)
+            found[name] = shard_like(parameter, value)
     return found
 
 
@@ -134,17 +134,17 @@ def skeleton(net: nn.Module, changed: Mapping[str, Any] | None = None) -> nn.Mod
         return original_class(net)(**arguments)
 
 
-def local(tensor: Tensor) -> Tensor:
+def local_shard(tensor: Tensor) -> Tensor:
     """Return this rank's shard, which shares the memory of the tensor, or the tensor if it is not sharded."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def full(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """Return the full tensor of a sharded tensor, on every rank; all ranks must call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def like(parameter: Tensor, value: Tensor) -> Tensor:
+def shard_like(parameter: Tensor, value: Tensor) -> Tensor:
     """Return `value`, which is full on every rank, on the parameter's device and sharded as the parameter is."""
     if isinstance(value, DTensor) or not isinstance(parameter, DTensor):
         return value.to(parameter.device)
@@ -158,7 +158,7 @@ def gather(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """
     found = {}
     for name, tensor in tensors.items():
-        value = full(tensor)
+        value = full_tensor(tensor)
         if value is tensor:
             found[name] = tensor
         elif tensor.device_mesh.get_rank() == 0:
@@ -167,7 +167,7 @@ def gather(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 @contextmanager
-def whole(task: LightningModule) -> Iterator[None]:
+def unsharded_network(task: LightningModule) -> Iterator[None]:
     """Replace a sharded `task.net` within the context by an ordinary network with the same weights, on every rank.
 
     All ranks must call a sharded network equally often. Within the context, they need not: ranks may have different
@@ -178,7 +178,7 @@ def whole(task: LightningModule) -> Iterator[None]:
         yield
         return
     net = skeleton(sharded)
-    state = {name: full(value) for name, value in sharded.state_dict().items()}
+    state = {name: full_tensor(value) for name, value in sharded.state_dict().items()}
     net.load_state_dict(state, assign=True)
     task.net = net.train(sharded.training)
     try:

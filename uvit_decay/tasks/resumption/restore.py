@@ -73,12 +73,12 @@ def restore_counters(contents: dict[str, Any], trainer: Trainer, epoch: int, mic
     steps["total"] = {"ready": step, "completed": step}
     if not (done and epoch):
         return
-    whole, last = divmod(done - 1, epoch)  # complete epochs, and position in the present one
+    complete, position = divmod(done - 1, epoch)  # complete epochs, and the last batch of the present epoch
     for counts in fit["epoch_progress"].values():
-        counts.update(ready=whole + 1, started=whole + 1, processed=whole, completed=whole)
+        counts.update(ready=complete + 1, started=complete + 1, processed=complete, completed=complete)
     batches = fit["epoch_loop.batch_progress"]
-    batches["is_last_batch"] = last + 1 == epoch
-    for name, count in (("total", done), ("current", last + 1)):
+    batches["is_last_batch"] = position + 1 == epoch
+    for name, count in (("total", done), ("current", position + 1)):
         seen = count * micro_batches
         batches[name].update(ready=seen, started=seen, processed=seen, completed=seen - 1)
     fit["epoch_loop.state_dict"] = {"_batches_that_stepped": step - 1}
