@@ -1,4 +1,4 @@
-"""Add decayed shortcuts to a vision transformer of timm, and remove them again: `python examples/attach_to_timm.py`."""
+"""Add decayed shortcuts to a timm vision transformer, and remove them again: `python examples/attach_to_timm.py`."""
 
 import timm
 import torch

@@ -1,6 +1,6 @@
-"""Train with an auxiliary loss of your own beside the diffusion loss: `python examples/own_loss.py`.
+"""Train with your own auxiliary loss in addition to the diffusion loss: `python examples/own_loss.py`.
 
-The loss keeps the mean length of the middle block's tokens near 1.
+The loss keeps the root mean square of each patch token of the middle block near 1.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from uvit_decay.tasks import AuxiliaryLoss, Optimization
 
 
 class UnitLength(AuxiliaryLoss):
-    """Squared difference between the root mean square of patch tokens and 1."""
+    """Mean squared difference between the root mean square of each patch token and 1."""
 
     def forward(self, states: dict[str, Tensor], batch: Batch, times: Tensor | None) -> Tensor:
         losses = []

@@ -1,6 +1,7 @@
 """Probe every layer of a network that is not part of this package: `python examples/probe_own_network.py`.
 
-The probes are logistic regressions whose l2 penalty is chosen on held-out training images, for all layers at once.
+The probes are logistic regressions, fitted for all layers at once. Their l2 penalty is chosen on held-out
+training images.
 """
 
 import torch
@@ -18,7 +19,7 @@ class SmallConvNet(nn.Module):
         self.layers = nn.ModuleList([nn.Conv2d(1, 32, 3), nn.Conv2d(32, 64, 3), nn.Conv2d(64, 64, 3)])
 
     def states(self, x: Tensor) -> list[Tensor]:
-        """Return the mean over positions of each layer's output, each (b, channels), padded to 64 channels."""
+        """Return each layer's output, averaged over positions and zero-padded to 64 channels: (b, 64) per layer."""
         found = []
         for layer in self.layers:
             x = layer(x).relu()
