@@ -90,7 +90,8 @@ def own_signature(
 def as_mathml(translator: object, node: nodes.math | nodes.math_block) -> None:
     """Write an equation as MathML, which browsers show without scripts and fonts from elsewhere."""
     display = isinstance(node, nodes.math_block)
-    translator.body.append(latex2mathml.tex2mathml(node.astext(), as_block=display))
+    markup = latex2mathml.tex2mathml(node.astext(), as_block=display)
+    translator.body.append(f'<div class="equation">{markup}</div>' if display else markup)
     raise nodes.SkipNode
 
 
