@@ -73,7 +73,7 @@ def describe_error(message: str, flags: Sequence[str], actions: Sequence[Action]
 
 
 def _select_reasons(reasons: Sequence[str]) -> Sequence[str]:
-    """Return the reasons that tell a user most: unknown classes, or those of the types that the value was meant for."""
+    """Return the most helpful reasons: unknown classes, otherwise reasons of types that fit the form of the value."""
     classes = [reason for reason in reasons if reason.startswith("no class")]
     if classes:
         return classes
