@@ -29,6 +29,7 @@ def main() -> int:
     for left in (DOCS / "_build", DOCS / "api" / "generated"):
         shutil.rmtree(left, ignore_errors=True)
     os.environ["IPYTHONDIR"] = str(own_profile(DOCS / "_build" / "ipython"))
+    os.environ["MATPLOTLIBRC"] = str(DOCS / "figures.mplstyle")  # figures of notebooks, too, suit a dark page
     strict = ["--fail-on-warning", "--nitpicky", "--quiet"]
     code = build_main([*strict, "-d", str(DOCS / "_build" / "doctrees"), str(DOCS), str(SITE)])
     lines = [] if code else problems(SITE)
