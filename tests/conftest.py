@@ -23,6 +23,8 @@ from PIL import Image
 from programs import Launcher
 from small_mae import mae_task
 from small_programs import SmallPrograms, small_inputs
+from surroundings import FEW_STEPS
+from threadpoolctl import threadpool_limits
 
 from uvit_decay.callbacks import EMA, LastCheckpoint
 from uvit_decay.data import Digits
@@ -42,6 +44,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CLASSIFIERS: dict[tuple, torch.nn.Module] = {}  # of `trained_once`
 # Lightning stops this where nobody listens when it is imported, as in pytest 8.0: `caplog` would be empty.
 logging.getLogger("lightning.pytorch").propagate = True
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # of programs that tests start; `one_thread` is for this process
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # what is not there must fail at once, not after a timeout
 
 
@@ -113,7 +116,9 @@ def training(programs, tmp_path_factory):
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
+    """Torch, NumPy and SciPy compute in one thread, because there is a process for each core."""
     torch.set_num_threads(1)
+    threadpool_limits(1, user_api="blas")
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -266,13 +271,15 @@ def refused(capsys: pytest.CaptureFixture, command: Callable[..., None], *args: 
 
 
 def trained_once(patch: pytest.MonkeyPatch) -> None:
-    """Train the classifier of digits, whose 300 steps take five seconds, once for all evaluations in this process."""
+    """Train the classifier of digits once for all evaluations in this process, for few steps instead of 300."""
     train = SmallClassifier._train
 
     def remembered(self, images, labels):
         key = self.steps, images.numpy().tobytes(), labels.numpy().tobytes()
         if key not in CLASSIFIERS:
-            CLASSIFIERS[key] = train(self, images, labels)
+            with pytest.MonkeyPatch.context() as shorter:
+                shorter.setattr(self, "steps", min(FEW_STEPS, self.steps_on(len(images))))
+                CLASSIFIERS[key] = train(self, images, labels)
         return copy.deepcopy(CLASSIFIERS[key])
 
     patch.setattr(SmallClassifier, "_train", remembered)

@@ -14,6 +14,7 @@ import yaml
 from conftest import ROOT, digits_config, train, trained_once
 from evaluations import digit_images
 from programs import Launcher
+from small_training import CLASSIFIER
 
 from uvit_decay.compare.differences import remarks
 from uvit_decay.compare.runs import BEST, KNN, ON_TEST, RANK, Run
@@ -87,7 +88,7 @@ def workspace(image_dir, vae, tmp_path_factory) -> Path:
     shutil.make_archive(str(folder / "images"), "zip", image_dir)
     save_npz(folder / "samples.npz", [digit_images(200, 20.0)], 200)
     probes = {"every_n_steps": 15, "times": [0.1], "max_train": 200, "max_test": 100}
-    content = digits_config(LinearProbes=probes, GenerationMetrics={"num": 100})
+    content = digits_config(LinearProbes=probes, GenerationMetrics={"num": 100, "extractor": CLASSIFIER})
     (folder / "small.yaml").write_text(yaml.safe_dump(content))
     with pytest.MonkeyPatch.context() as patch:
         trained_once(patch)

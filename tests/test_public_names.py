@@ -19,28 +19,6 @@ NAMES = {
     *("EMA", "LinearProbes", "GenerationMetrics", "Preview"),
 }
 ROOMS = {path.parent.name for path in (ROOT / "uvit_decay").glob("*/__init__.py")}
-ALONE = """
-import json, os, sys
-# Not ours; they take the time.
-import diffusers, lightning.pytorch, matplotlib.pyplot, sklearn.linear_model, timm, torch, torch._dynamo, torchvision
-import uvit_decay
-
-failed = []
-groups = {room: [room] for room in uvit_decay.ROOMS}
-for name, home in uvit_decay.MODULES.items():
-    groups.setdefault(f"a name of {home}", []).append(name)
-for names in groups.values():
-    child = os.fork()  # in which no name has been imported
-    if not child:
-        for name in names:
-            value = getattr(uvit_decay, name)
-            if name in uvit_decay.ROOMS:
-                [getattr(value, inner) for inner in value.__all__]
-        os._exit(0)
-    if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
-        failed.append(names)
-print(json.dumps(failed))
-"""
 
 
 def test_these_are_the_public_names():
@@ -60,9 +38,10 @@ def test_the_package_imports_nothing_but_the_standard_library():
 
 
 @pytest.mark.slow
-def test_each_name_can_be_the_first_that_is_imported():
-    found = subprocess.run([sys.executable, "-c", ALONE], cwd=ROOT, check=True, capture_output=True, text=True)
-    assert json.loads(found.stdout.splitlines()[-1]) == [], found.stderr
+def test_each_name_can_be_the_first_that_is_imported(programs, tmp_path):
+    program = programs.start("tests/shared/first_import.py", cwd=tmp_path)
+    assert program.wait() == 0, program.stderr
+    assert json.loads(program.stdout) == [], program.stderr
 
 
 @pytest.mark.parametrize("room", sorted(ROOMS))

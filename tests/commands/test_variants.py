@@ -1,4 +1,7 @@
-"""Auxiliary losses, skip scales and attention over depth, by flags: trained, resumed, sampled, probed, compared."""
+"""Auxiliary losses, skip scales and attention over depth, by flags: trained, resumed, sampled, probed, compared.
+
+A loss with a network of its own, a skip scale, and attention over depth of both kinds; --exhaustive tries all variants.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from conftest import digits_config, pixels, refused, same, sample, train
 from evaluations import evaluate
 from hub_folders import own_modules  # noqa: F401
 from refusals import find_line
+from small_programs import skip_unless_tried
 from small_teacher import save_teacher
 
 from uvit_decay import history
@@ -31,6 +35,7 @@ VARIANTS = {
 }
 VARIANTS |= {name: [f"--model.net.schedule={name}", "--model.net.alpha_min=1"] for name in DEPTH_ATTENTION}
 LOSSES = ("layersync", "dispersive16", "repa")
+SOME = ("repa", "stream", "attnres-2", "dar-t")
 pytestmark = pytest.mark.slow
 
 
@@ -41,8 +46,9 @@ def teacher(tmp_path_factory):
 
 
 @pytest.fixture(scope="module", params=VARIANTS)
-def variant(request, teacher, tmp_path_factory):
+def variant(request, teacher, tmp_path_factory, exhaustive):
     """The name of a variant, and a folder with two runs of four steps: version_0 whole, version_2 resumed at step 2."""
+    skip_unless_tried(request.param, exhaustive, SOME)
     folder = tmp_path_factory.mktemp(request.param)
     content = digits_config(**KEPT)
     callbacks = content["trainer"]["callbacks"]
