@@ -35,7 +35,7 @@ VARIANTS = {
 }
 VARIANTS |= {name: [f"--model.net.schedule={name}", "--model.net.alpha_min=1"] for name in DEPTH_ATTENTION}
 LOSSES = ("layersync", "dispersive16", "repa")
-SOME = ("repa", "stream", "attnres-2", "dar-t")
+SOME = ("layersync", "dispersive16", "repa", "stream", "attnres")
 pytestmark = pytest.mark.slow
 
 
