@@ -5,13 +5,13 @@ import hashlib
 import numpy as np
 import pytest
 import yaml
-from conftest import ROOT, refused, sample
+from conftest import ROOT, pixels, refused, sample
 from official_files import change_training
 from PIL import Image
 from refusals import find_line
 
 
-def test_the_readme_shows_what_the_bundled_checkpoint_makes(tmp_path, monkeypatch):
+def test_the_page_of_models_shows_what_the_bundled_checkpoint_makes(tmp_path, monkeypatch):
     sample(monkeypatch, tmp_path, "--num", 20)
     sampled, shown = (np.asarray(Image.open(path), float) for path in ("samples.png", ROOT / "docs/digits_samples.png"))
     assert abs(sampled - shown).mean() < 0.1
@@ -36,11 +36,21 @@ def test_a_wrong_option_is_one_line_and_exit_code_2(trained, tmp_path, monkeypat
     find_line(refused(capsys, sample, monkeypatch, tmp_path, "--ckpt", trained, *args), message)
 
 
-def test_the_bundled_checkpoint_is_what_its_card_says():
-    card = yaml.safe_load((ROOT / "checkpoints" / "cards.yaml").read_text())["digits"]
-    path = ROOT / "checkpoints" / card["file"]
-    assert hashlib.sha256(path.read_bytes()).hexdigest() == card["sha256"]
-    assert path.stat().st_size < 4 * 2**20
+def test_a_bundled_checkpoint_is_what_its_card_says():
+    cards = yaml.safe_load((ROOT / "checkpoints" / "cards.yaml").read_text())
+    assert len(cards) == len([*(ROOT / "checkpoints").glob("*.safetensors")])
+    for card in cards.values():
+        path = ROOT / "checkpoints" / card["file"]
+        assert hashlib.sha256(path.read_bytes()).hexdigest() == card["sha256"]
+        assert path.stat().st_size < 8 * 10**6
+
+
+def test_the_network_of_cifar10_samples_each_class(tmp_path, monkeypatch):
+    checkpoint = ROOT / "checkpoints/cifar10.safetensors"
+    sample(monkeypatch, tmp_path, "--ckpt", checkpoint, "--num", 10, "--steps", 3, "--out", "images.npz")
+    images = pixels(tmp_path / "images.npz").astype(float)
+    assert images.shape == (10, 32, 32, 3)
+    assert images.std(axis=(1, 2, 3)).min() > 10  # of 255: no image is one colour
 
 
 @pytest.mark.parametrize("out", ["samples.png", "samples.npz", "images"])
