@@ -11,7 +11,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import torch
 
-from benchmarks.studies.mae_rate import blocks, print_table, summary
+from benchmarks.studies.mae_rate import STYLE, blocks, print_table, summary
 from benchmarks.studies.page_tables import Row, merge_by_arm, parse_cell, read_tables
 from uvit_decay.checkpoint import load
 from uvit_decay.history import read, read_rows
@@ -26,7 +26,6 @@ LAST = {
 STEPS = 1000  # runs with fewer are not finished
 SHOWN = ("linear probe", "kNN", "dimensions", "share of the mean")
 HEADING = "### One number?"  # of the section of docs/results.md
-STYLE = Path("docs/figures.mplstyle")  # of the figures in the documentation
 
 # Arm -> its words in the legend, colour (Okabe and Ito's palette) and marker; squares have no SkipLayers.
 ARMS = {

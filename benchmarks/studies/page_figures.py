@@ -4,15 +4,15 @@ python -m benchmarks.studies.page_figures [--page docs/results.md] [--out docs]
 """
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from benchmarks.studies.mae_rate import STYLE
 from benchmarks.studies.page_tables import Row, merge_by_arm, parse_cell, read_tables
-
-STYLE = Path("docs/figures.mplstyle")
 
 MAE = "### The learning rate is part of the comparison"
 BLOCKS = (8, 10, 12)
@@ -45,16 +45,22 @@ DIGITS_SCORES = {
 }
 
 
+def draw_curve(axes: Axes, places: Sequence[float], cells: Sequence[str], **look: str) -> None:
+    """Draw the means of cells at these places as a curve, with a bar for each deviation."""
+    numbers = [parse_cell(cell) for cell in cells]
+    means = [mean for mean, _ in numbers]
+    deviations = [deviation for _, deviation in numbers]
+    axes.errorbar(places, means, deviations, capsize=3, **look)
+
+
 def draw_blocks(axes: Axes, arms: dict[str, Row]) -> None:
     """Draw the linear probe by block of the arms with several seeds, shifted a little so that the bars stay apart."""
     shift = -0.15
     for arm, (label, colour, marker) in ARMS.items():
-        cells = [parse_cell(arms[arm][f"block {block}"]) for block in BLOCKS]
-        means = [mean for mean, _ in cells]
-        deviations = [deviation for _, deviation in cells]
-        if any(deviations):
+        cells = [arms[arm][f"block {block}"] for block in BLOCKS]
+        if any(parse_cell(cell)[1] for cell in cells):
             places = [block + shift for block in BLOCKS]
-            axes.errorbar(places, means, deviations, label=label, color=colour, marker=marker, capsize=3)
+            draw_curve(axes, places, cells, label=label, color=colour, marker=marker)
             shift += 0.1
     axes.set(title="linear probe, mean of three seeds", xlabel="block", xticks=BLOCKS)
     axes.grid(alpha=0.25)
@@ -95,10 +101,8 @@ def draw_resnets(page: Path, out: Path) -> None:
         for alpha_min, (label, colour, marker) in KINDS.items():
             chosen = [row for row in rows if row["alpha_min"] == alpha_min]
             depths = [int(row["residual blocks"]) for row in chosen]
-            cells = [parse_cell(row[column]) for row in chosen]
-            means = [mean for mean, _ in cells]
-            deviations = [deviation for _, deviation in cells]
-            axes.errorbar(depths, means, deviations, label=label, color=colour, marker=marker, capsize=3)
+            cells = [row[column] for row in chosen]
+            draw_curve(axes, depths, cells, label=label, color=colour, marker=marker)
         axes.set(title=title, xlabel="residual blocks", xticks=depths)
         axes.grid(alpha=0.25)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(KINDS))
@@ -112,10 +116,7 @@ def draw_digits(page: Path, out: Path) -> None:
     figure = Figure(figsize=(7.2, 5), layout="constrained")
     panels = figure.subplots(2, 2, sharex=True)
     for axes, (column, title) in zip(panels.flat, DIGITS_SCORES.items(), strict=True):
-        cells = [parse_cell(row[column]) for row in rows]
-        means = [mean for mean, _ in cells]
-        deviations = [deviation for _, deviation in cells]
-        axes.errorbar(values, means, deviations, color="#0072B2", marker="o", capsize=3)
+        draw_curve(axes, values, [row[column] for row in rows], color="#0072B2", marker="o")
         axes.set(title=title, xticks=values)
         axes.grid(alpha=0.25)
     for axes in panels[1]:
