@@ -26,7 +26,6 @@ from uvit_decay.runtime.errors import user_errors
 from uvit_decay.runtime.tensor_files import save_tensors
 
 PICTURES = torch.randint(256, (2, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-TABLE = PICTURES.permute(0, 2, 3, 1)
 STATISTICS = Statistics(torch.zeros(50), torch.eye(50))
 LOOKS = [{"step": step, "a": 1.0, "b": 2.0} for step in (1.0, 2.0)]
 WEIGHTS = {"weight": torch.zeros(5000)}
@@ -61,8 +60,6 @@ WRITERS = {
     "curves.png": lambda path: plots.learning_curves(
         path, {"group": [LOOKS]}, "step", {"a": "A", "b": "B"}, {("a", "b"): "title"}, "legend"
     ),
-    "table.pdf": lambda path: plots.image_table(path, {"one": TABLE}, ["a", "b"], "title"),
-    "scatter.svg": lambda path: plots.scatter(path, {"one": torch.eye(2)}, torch.tensor([0, 1]), ["a", "b"], "title"),
     "report.html": lambda path: write_html(path, report()),
     "stats.npz": lambda path: save_statistics(path, {"features": STATISTICS}, {}),
     "compare.csv": lambda path: save_csv(path, ["alpha_min"], []),

@@ -20,20 +20,17 @@ from uvit_decay.diffusion.noise_path import VP
 from uvit_decay.diffusion.sampling import DiffusionModel
 from uvit_decay.evaluation.extract import Extraction as Extract
 from uvit_decay.evaluation.image_sources import DatasetImages
-from uvit_decay.image_io import to_float
 from uvit_decay.metrics import DINOv2, Inception, SmallClassifier, inception_net
 from uvit_decay.metrics.kid import kernel_distance
 from uvit_decay.metrics.precision_recall import precision_recall
 from uvit_decay.metrics.resize import RESIZE
 from uvit_decay.representations.classification import Classifying
-from uvit_decay.representations.features import TokenReader
 from uvit_decay.representations.logistic import fit_accuracy
 from uvit_decay.representations.networks import ProbedNetwork
 from uvit_decay.representations.options import Classification
 from uvit_decay.representations.probing import Prober, Probing
 from uvit_decay.representations.protocols import PROTOCOLS, Cells
 from uvit_decay.representations.reconstruction import Reconstructor
-from uvit_decay.representations.visualize import PatchFeatures
 from uvit_decay.runtime.distributed import Processes
 
 META = torch.device("meta")
@@ -92,12 +89,7 @@ def test_features_of_protocols_wait_once_a_batch(digits):
     assert found == {f"classification.py cells: {TO_DEVICE}": 4}
 
 
-def test_patch_features_and_reconstructions_wait_once_a_batch(digits, net):
-    source = DatasetImages("digits", digits.test, 1, ())
-    patches = PatchFeatures(TokenReader(net, VP(), to_float, META, "float32", 8), source, 0.1, seed=0, title="")
-    found, states = waits_of(lambda: list(patches.states(range(16), [1])))
-    assert [state.shape for state in states] == [(1, 8, 16, net.dim)] * 2
-    assert found == {f"features.py work: {TO_HOST}": 2}
+def test_reconstructions_wait_once_a_batch():
     reconstruct = Reconstructor(small_mae().to(META).eval())
     found, images = waits_of(lambda: reconstruct(there(2, 1, 8, 8), [0, 1]))
     assert images.device == META

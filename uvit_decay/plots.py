@@ -8,7 +8,6 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 import torch
-from jaxtyping import Float, Int64, UInt8
 from matplotlib import colormaps
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -23,9 +22,6 @@ from uvit_decay.runtime.files import replacing
 History = Sequence[Mapping[str, float]]  # evaluations of one run, each with its `step`, in the order of steps
 FinalValues = Mapping[float | str, Sequence[Mapping[str, float]]]  # value of an option: the final values of its runs
 Colour = tuple[float, ...]  # RGBA in [0, 1]
-# Petroff's ten colours (arXiv:2107.02270), distinct with any colour vision and in print; so are the marker shapes.
-TEN = ("3f90da", "ffa90e", "bd1f01", "94a4a2", "832db6", "a96b59", "e76300", "b9ac70", "717581", "92dadd")
-SHAPES = "osD^vP<X>*"
 # Okabe and Ito's colours for curves, distinct with any colour vision; the first four are clear on white and on black.
 CURVES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 PANEL = (3.2, 2.7)  # inches: width and height of a panel of curves
@@ -250,63 +246,6 @@ def _draw_run(axes: Axes, points: History, x: str, key: str, colour: Colour) -> 
     values = [point[key] for point in points]
     marker = "o" if len(points) == 1 else None  # a line through one point is invisible
     axes.plot(places, values, color=colour, alpha=0.4, linewidth=0.8, marker=marker, markersize=3)
-
-
-def distinct(count: int) -> UInt8[Tensor, "count 3"]:
-    """Return RGB colours for `count` groups; beyond ten, neighbouring colours are hard to distinguish."""
-    if count <= len(TEN):
-        codes = bytes.fromhex("".join(TEN[:count]))
-        return torch.tensor(list(codes), dtype=torch.uint8).view(count, 3)
-    positions = torch.linspace(0, 1, count).numpy()
-    rgba = colormaps["turbo"](positions, bytes=True)
-    return torch.tensor(rgba[:, :3])
-
-
-def image_table(path: Path, columns: Mapping[str, UInt8[Tensor, "n h w 3"]], rows: Sequence[str], title: str) -> None:
-    """Save a table of RGB images of any sizes, drawn equally large without smoothing, with headings of `columns`."""
-    size = (0.5 + 1.7 * len(columns), 0.8 + 1.7 * len(rows))
-    figure = Figure(figsize=size, layout="constrained", dpi=120)
-    table = figure.subplots(len(rows), len(columns), squeeze=False)
-    for j, (name, images) in enumerate(columns.items()):
-        table[0, j].set_title(name, fontsize=9)
-        for axes, image in zip(table[:, j], images, strict=True):
-            axes.imshow(image.numpy(), interpolation="nearest")
-            axes.set(xticks=[], yticks=[])
-    for axes, name in zip(table[:, 0], rows, strict=True):
-        axes.set_ylabel(name, fontsize=9)
-    figure.suptitle(title, fontsize=10)
-    _save(figure, path)
-
-
-def scatter(
-    path: Path,
-    panels: Mapping[str, Float[Tensor, "n 2"]],
-    labels: Int64[Tensor, " n"],
-    names: Sequence[str],
-    title: str,
-) -> None:
-    """Save scatter plots with a colour and a marker per class.
-
-    Args:
-        path: the image file to write.
-        panels: title of each panel: its points.
-        labels: the class of each point.
-        names: names of the classes, at most ten.
-        title: title of the figure.
-    """
-    figure = Figure(figsize=(1.6 + 4.6 * len(panels), 4.8), layout="constrained", dpi=120)
-    row = figure.subplots(1, len(panels), squeeze=False)[0]
-    colours = distinct(len(names)) / 255
-    for axes, (heading, points) in zip(row, panels.items(), strict=True):
-        for label, name in enumerate(names):
-            x, y = points[labels == label].T.numpy()
-            colour = colours[label].numpy()
-            axes.scatter(x, y, s=20, color=colour, marker=SHAPES[label], lw=0, label=name)
-        axes.set(xticks=[], yticks=[], title=heading)
-    handles, texts = row[0].get_legend_handles_labels()
-    figure.legend(handles, texts, loc="outside center right", markerscale=1.6)
-    figure.suptitle(title, fontsize=10)
-    _save(figure, path)
 
 
 def heat_maps(path: Path, panels: Mapping[str, Tensor], columns: Sequence[float], labels: tuple[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Probes and figures of encoders: clean images, one row, and the pool that was asked for."""
+"""Probes of encoders: clean images, one row, and the pool that was asked for."""
 
 import pytest
 import torch
@@ -6,15 +6,10 @@ from conftest import tiny_net
 from refusals import raises_user_error
 
 from uvit_decay.diffusion.noise_path import VP
-from uvit_decay.evaluation.open_by_name import open_images
-from uvit_decay.image_io import to_float
 from uvit_decay.nn.intermediates import Layer, pooled
-from uvit_decay.nn.resnet import ResNet
-from uvit_decay.representations.features import TokenReader
 from uvit_decay.representations.grid import SCORES
-from uvit_decay.representations.options import TIMES, Visualization, choose_level
+from uvit_decay.representations.options import TIMES, choose_level
 from uvit_decay.representations.probing import Prober, Probing, check_probed, choose_images
-from uvit_decay.representations.visualize import PatchFeatures, draw_patches
 from uvit_decay.runtime.distributed import Processes
 
 CPU = torch.device("cpu")
@@ -92,12 +87,3 @@ def test_what_the_network_does_not_have_is_one_line(digits):
 def test_pools_of_bfloat16_tokens_are_float32():
     for pool in ("mean", "all", "cls"):
         assert pooled(torch.zeros(1, 3, 16).bfloat16(), pool, 2).dtype == torch.float32
-
-
-def test_a_network_without_patches_has_no_map_of_them(image_dir, tmp_path):
-    net, images = ResNet(16, width=8, stem="cifar").eval(), open_images(str(image_dir), 3, 16)
-    features = PatchFeatures(TokenReader(net, None, to_float, CPU, "float32", 8), images, 0.0, 0, "resnet18")
-    assert next(features.states([0, 1], [0])).shape == (1, 2, 1, 64)
-    options = Visualization(ckpt=tmp_path, images=str(image_dir), out=tmp_path / "a.png")
-    with raises_user_error("resnet18", 1, "tsne"):
-        draw_patches(options, features, {0: net.layers[0]}, None)

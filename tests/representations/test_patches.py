@@ -1,4 +1,4 @@
-"""Colours, clusters and mIoU of patches against scikit-learn, brute force and planted groups."""
+"""Colours and clusters of patches against scikit-learn and planted groups."""
 
 import itertools
 
@@ -7,10 +7,10 @@ import torch
 from refusals import raises_user_error
 from sklearn.cluster import SpectralClustering
 from sklearn.decomposition import PCA
-from sklearn.metrics import adjusted_rand_score, jaccard_score
+from sklearn.metrics import adjusted_rand_score
 
 from uvit_decay.representations import patches
-from uvit_decay.representations.patches import Colours, segmentation_miou, spectral_clusters
+from uvit_decay.representations.patches import Colours, spectral_clusters
 
 
 def patch_features(n=20, p=30, d=9, seed=0):
@@ -147,44 +147,3 @@ def test_what_cannot_be_clustered_is_refused():
         spectral_clusters(torch.randn(1, 4, 5), 2, 5)
     with raises_user_error("NaN"):
         spectral_clusters(torch.full((2, 9, 4), float("inf")), 2)
-
-
-def segments(clusters, classes, seed=0):
-    g = torch.Generator().manual_seed(seed)
-    masks = torch.randint(classes, (3, 8, 8), generator=g)
-    predicted = torch.where(
-        torch.rand(3, 8, 8, generator=g) < 0.6, masks % clusters, torch.randint(clusters, (3, 8, 8))
-    )
-    return predicted, masks
-
-
-@pytest.mark.parametrize(("clusters", "classes"), [(4, 4), (3, 5), (5, 3)])
-def test_hungarian_is_the_best_of_all_pairings(clusters, classes):
-    predicted, masks = segments(clusters, classes)
-    names = torch.tensor([*range(classes), *[-1] * clusters])
-    renamings = torch.stack(
-        [names[list(order)] for order in itertools.permutations(range(max(clusters, classes)), clusters)]
-    )
-    best = max(int((renaming[predicted] == masks).sum()) for renaming in renamings)
-    actual = segmentation_miou(predicted, masks)
-    assert int((actual.matched[predicted] == masks).sum()) == best
-    flat = masks.flatten().numpy(), actual.matched[predicted].flatten().numpy()
-    expected = jaccard_score(*flat, average=None, labels=list(range(classes)), zero_division=0)
-    torch.testing.assert_close(actual.iou, torch.from_numpy(expected))
-    assert actual.miou == pytest.approx(expected.mean())
-
-
-def test_greedy_takes_the_majority_and_what_masks_ignore_does_not_count():
-    predicted, masks = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2]), torch.tensor([0, 0, 1, 0, 0, 1, 1, 1])
-    greedy = segmentation_miou(predicted, masks, "greedy")
-    assert greedy.matched.tolist() == [0, 0, 1]
-    assert greedy.iou.tolist() == [4 / 6, 2 / 4]
-    predicted, masks = segments(4, 4)
-    ignored = torch.rand(masks.shape, generator=torch.Generator().manual_seed(5)) < 0.3
-    for matching in ("hungarian", "greedy"):
-        expected = segmentation_miou(predicted[~ignored], masks[~ignored], matching)
-        actual = segmentation_miou(predicted, torch.where(ignored, 255, masks), matching)
-        assert actual.miou == expected.miou
-        assert torch.equal(actual.matched, expected.matched)
-    with raises_user_error(255):
-        segmentation_miou(predicted, torch.full_like(masks, 255))

@@ -1,4 +1,4 @@
-"""Evaluate images and checkpoints: FID and other metrics, statistics, probes, figures of features, runs.
+"""Evaluate images and checkpoints: FID and other metrics, statistics, probes, reconstructions, runs.
 
     python evaluate.py generation --samples X --reference Y        # FID, IS, KID, precision and recall
     python evaluate.py probe --ckpt runs/.../last.ckpt             # every layer and noise level
@@ -20,7 +20,6 @@ COMMANDS = {  # the module of each command; only the module of the given command
     "statistics": "generation",
     "probe": "features",
     "classify": "features",
-    "features": "features",
     "reconstruct": "features",
     "compare": "compare",
 }

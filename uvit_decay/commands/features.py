@@ -1,4 +1,4 @@
-"""`evaluate.py probe`, `classify`, `features` and `reconstruct`: features of a network, of images opened by name.
+"""`evaluate.py probe`, `classify` and `reconstruct`: features of a network, of images opened by name.
 
 Each command imports its libraries when it runs, so that help is quick.
 """
@@ -16,19 +16,14 @@ from uvit_decay.representations.options import (
     Classification,
     Probing,
     Reconstruction,
-    Visualization,
-    choose_level,
 )
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.sampling_options import LoadingOptions, PrecisionOption
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from uvit_decay.evaluation.image_sources import ImageSource
-    from uvit_decay.representations.networks import ProbedNetwork
-    from uvit_decay.representations.visualize import PatchFeatures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,43 +132,6 @@ def classify(
                 print(f"wrote {out}")
 
 
-def features(options: Visualization) -> None:
-    """Patch features as colours, clusters, t-SNE."""
-    from uvit_decay.commands.opening import claim_outputs, open_program
-    from uvit_decay.data.masks import Masks
-    from uvit_decay.evaluation.image_sources import FileImages
-    from uvit_decay.nn.intermediates import layer_indices
-    from uvit_decay.representations.networks import open_network
-    from uvit_decay.representations.probing import default_layer
-    from uvit_decay.representations.visualize import choose_points, draw_patches, draw_tsne, name_tsne_file
-
-    tsne_out = name_tsne_file(options.out)
-    with (
-        open_program(device=options.device) as (processes, device),
-        claim_outputs(options.out, tsne_out, processes=processes),
-    ):
-        if not processes.is_main:
-            return
-        judged = open_network(options.ckpt, options)
-        patches = open_patch_features(judged, options, device)
-        layers = judged.net.layers
-        names = options.layer or (str(default_layer(judged.net, judged.path)),)
-        chosen = {i: layers[i] for i in layer_indices(layers, names)}
-        masks = None
-        if options.masks:
-            if not isinstance(patches.images, FileImages):
-                raise UserError("--masks needs images with names: a folder, zip or tar of them")
-            masks = Masks.of(options.masks, patches.images.listing)
-        classes: list[int] = []
-        points: list[int] = []
-        if "tsne" in options.views:
-            classes, points = choose_points(options, patches.images)
-        if set(options.views) != {"tsne"}:
-            draw_patches(options, patches, chosen, masks)
-        if points:
-            draw_tsne(options, patches, chosen, classes, points)
-
-
 def reconstruct(options: Reconstruction) -> None:
     """Images, masked images and their reconstructions by a masked autoencoder."""
     from uvit_decay import checkpoint
@@ -204,38 +162,6 @@ def reconstruct(options: Reconstruction) -> None:
 
         save_image(options.out, reconstructor.picture(read, chosen, options.batch_size))
         print(f"wrote {options.out}: {len(chosen)} of {images.name}, {options.mask_ratio:.0%} of their patches removed")
-
-
-def open_patch_features(judged: ProbedNetwork, options: Visualization, device: torch.device) -> PatchFeatures:
-    """Open the images for the network of a checkpoint, with its autoencoder if the network takes latents."""
-    from uvit_decay.autoencoder import decoder
-    from uvit_decay.evaluation.open_by_name import open_images
-    from uvit_decay.image_io import to_float
-    from uvit_decay.representations.features import TokenReader
-    from uvit_decay.representations.probing import check_network
-    from uvit_decay.representations.visualize import PatchFeatures
-    from uvit_decay.runtime.precision import chosen_precision
-
-    net = judged.net
-    check_network(net, judged.path)
-    autoencoder = decoder(judged.latents, options.vae, device)
-    if autoencoder is None:
-        side = net.image_size
-        channels = net.channels
-        to_input = to_float
-    else:
-        side = net.image_size * autoencoder.space.factor
-        channels = 3
-
-        def to_input(x: Tensor) -> Tensor:
-            return autoencoder.space.mean(autoencoder.encode(x))
-
-    images = open_images(options.images, channels, side)
-    check_shape(options.images, images, channels, side)
-    precision = chosen_precision(options.precision, device)
-    reader = TokenReader(net.to(device), judged.path, to_input, device, precision, options.batch_size)
-    level = choose_level(options.time, judged.is_encoder)
-    return PatchFeatures(reader, images, level, options.seed, judged.title)
 
 
 def check_shape(name: str, images: ImageSource, channels: int, side: int) -> None:

@@ -1,4 +1,4 @@
-"""Representations: probes over layers and noise levels, and figures of patch features."""
+"""Representations: probes over layers and noise levels, and analyses of patch features."""
 
 from uvit_decay.runtime.program import lazy
 
@@ -22,8 +22,8 @@ MODULES = {
     "mean_share": "rank",
     "cknna": "reference",
     "TokenReader": "features",
+    "Colours": "patches",
     "spectral_clusters": "patches",
-    "segmentation_miou": "patches",
     "Reconstructor": "reconstruction",
 }
 __all__ = list(MODULES)

@@ -1,4 +1,4 @@
-"""Options of the probes and of the figures of features, as groups of a command line; imports no torch."""
+"""Options of the probes and of reconstructions, as groups of a command line; imports no torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from uvit_decay.runtime.command_line import Bounds, check_bounds
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.sampling_options import LARGEST_GRID, Count, LoadingOptions, PrecisionOption, Seed
+from uvit_decay.sampling_options import LARGEST_GRID, Count, LoadingOptions, Seed
 
 TIMES = (0.01, 0.03, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
 TIME = 0.1  # noise level of a denoiser's images where a command reads a single one
@@ -132,51 +132,6 @@ class Alignment:
         if self.alignment_images != Alignment.alignment_images:
             name += f"-alignment_images-{self.alignment_images}"
         return name
-
-
-@dataclass(frozen=True, kw_only=True)
-class Visualization(LoadingOptions):
-    """Figures of features.
-
-    Args:
-        ckpt: a .ckpt or .safetensors, or timm's timm:NAME or timm:NAME=FILE.
-        images: folder, zip, tar, .npz or data set, such as digits:test.
-        layer: comma-separated numbers or names; default: the middle one of a denoiser, the last of an encoder.
-        time: noise level in (0, 1), for a denoiser; default: 0.1. Encoders see clean images.
-        num: number of images, of which the first 16 are drawn.
-        views: what to draw.
-        masks: folder of PNGs named as the images: values are classes, 255 is ignored.
-        clusters: number of spectral clusters; default: the number of classes in the masks, or 6.
-        neighbours: number of neighbours of a patch in spectral clustering.
-        fit: number of images to which the colours of pca are fitted.
-        points: number of images in t-SNE.
-        seed: of noise, k-means and t-SNE.
-        batch_size: images at a time.
-        vae: autoencoder that encodes for latents; default: the checkpoint's.
-        precision: of the network; in titles unless float32.
-        out: figure of patches; t-SNE's has _tsne in its name.
-    """
-
-    ckpt: Path
-    images: Annotated[str, "--pictures"]
-    layer: tuple[str, ...] | None = None
-    time: float | None = None
-    num: Count = 8
-    views: tuple[Literal["pca", "spectral", "tsne"], ...] = ("pca", "spectral")
-    masks: Path | None = None
-    clusters: Annotated[int, Bounds(2, 255)] | None = None
-    neighbours: Annotated[int, Bounds(1, 2**16)] = 50
-    fit: Count = 256
-    points: Count = 1000
-    seed: Seed = 0
-    batch_size: Count = 64
-    vae: str | None = None
-    precision: PrecisionOption = "float32"
-    out: Path = Path("features.png")
-
-    def __post_init__(self) -> None:
-        if self.masks and "spectral" not in self.views:
-            raise UserError("--masks are compared with spectral clusters: add spectral to --views")
 
 
 @dataclass(frozen=True, kw_only=True)

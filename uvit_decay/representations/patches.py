@@ -1,18 +1,17 @@
-"""Unsupervised analysis of patch features: principal components as colours, spectral clusters, their mIoU with masks.
+"""Unsupervised analysis of patch features: principal components as colours, and spectral clusters.
 
-n = images, p = patches of an image, d = features, q = pixels. These are light versions of published analyses: a
-nearest-neighbour graph is clustered without a learned head, so the mIoU is not comparable to published numbers.
+n = images, p = patches of an image, d = features. The clustering is a light version of the one behind the decay paper's
+Figure 3, which also learns a segmentation of attention values. `examples/feature_figures.py` draws both.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float, Float64, Int64
-from scipy.optimize import linear_sum_assignment
 from scipy.sparse import csr_array, diags_array
 from scipy.sparse.linalg import ArpackError, eigsh
 from sklearn.cluster import KMeans
@@ -26,7 +25,6 @@ COLOURS = 3
 PERCENTILES = (1.0, 99.0)  # values outside are saturated, so that a single outlier does not make all others grey
 FLOOR = 0.1  # patches with a cosine similarity up to this are not neighbours
 DENSE = 1500  # up to this number of patches all eigenvectors are computed: exact, and faster than Lanczos
-IGNORED = 255  # value of pixels in masks that are left out
 
 
 @dataclass(frozen=True)
@@ -134,69 +132,6 @@ def spectral_clusters(
     eigenvectors = torch.from_numpy(scale.diagonal())[:, None] * u
     eigenvectors = _fix_signs(eigenvectors.T)[1:].T
     return Spectrum(eigenvectors.unflatten(0, shape), labels.unflatten(0, shape))
-
-
-class Segmentation(NamedTuple):
-    """Agreement of clusters with masks: `miou` in [0, 1] is the mean of `iou` over `classes`, the classes in the masks.
-
-    `matched` is the class assigned to each cluster, -1 for none.
-    """
-
-    miou: float
-    iou: Float64[Tensor, " c"]
-    classes: Int64[Tensor, " c"]
-    matched: Int64[Tensor, " k"]
-
-
-def segmentation_miou(
-    predicted: Int64[Tensor, "*q"], masks: Int64[Tensor, "*q"], matching: Literal["hungarian", "greedy"] = "hungarian"
-) -> Segmentation:
-    """Return IoU_c = |P_c and M_c| / |P_c or M_c| over the pixels of all images, without pixels of mask 255.
-
-    M_c are the pixels of class c. P_c are the pixels of the clusters that are assigned to class c.
-
-    Args:
-        predicted: cluster of each pixel, from 0.
-        masks: class of each pixel, 0 to 254, or 255.
-        matching: `hungarian` assigns each cluster to at most one class, so that the largest number of pixels agree;
-            pixels of clusters without a class count as missed, and classes without a cluster have IoU 0. `greedy`
-            assigns each cluster to its most frequent class, possibly several to one class; at least as many pixels
-            agree.
-
-    Raises:
-        UserError: all pixels of the masks are 255.
-    """
-    valid = masks != IGNORED
-    if not valid.any():
-        raise UserError("the masks have no pixel with a class: all are 255")
-    classes, truth = masks[valid].unique(return_inverse=True)
-    clusters = int(predicted.max()) + 1
-    # Contingency table: `agree[k, c]` counts the pixels of cluster k and class c.
-    pairs = predicted[valid] * len(classes) + truth
-    counts = pairs.bincount(minlength=clusters * len(classes))
-    agree = counts.reshape(clusters, len(classes)).double()
-    match = _match_greedily if matching == "greedy" else _match_one_to_one
-    chosen = match(agree)
-    # assigned[k, c] is 1 if cluster k is assigned to class c; |P or M| = |M| + |P| - |P and M|.
-    assigned = (chosen[:, None] == torch.arange(len(classes))).double()
-    both = (assigned * agree).sum(dim=0)
-    either = agree.sum(dim=0) + assigned.T @ agree.sum(dim=1) - both
-    iou = both / either
-    matched = torch.where(chosen < 0, -1, classes[chosen])
-    return Segmentation(float(iou.mean()), iou, classes, matched)
-
-
-def _match_greedily(agree: Float64[Tensor, "k c"]) -> Int64[Tensor, " k"]:
-    """Return the most frequent class of each cluster, -1 for a cluster without pixels."""
-    return torch.where(agree.sum(dim=1) > 0, agree.argmax(dim=1), -1)
-
-
-def _match_one_to_one(agree: Float64[Tensor, "k c"]) -> Int64[Tensor, " k"]:
-    """Return the class of each cluster, -1 for none, by the Hungarian algorithm."""
-    rows, columns = linear_sum_assignment(agree.numpy(), maximize=True)
-    chosen = torch.full((len(agree),), -1, dtype=torch.int64)
-    chosen[torch.from_numpy(rows)] = torch.from_numpy(columns)
-    return chosen
 
 
 def _build_affinity(features: Float[Tensor, "n p d"], neighbours: int) -> csr_array:
