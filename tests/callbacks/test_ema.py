@@ -9,7 +9,7 @@ from refusals import raises_user_error
 from small_vit import linear_probe, small_vit
 
 from uvit_decay.callbacks import EMA
-from uvit_decay.callbacks.ema import evaluation_weights
+from uvit_decay.callbacks.ema import evaluation_weights, ramped_decay
 from uvit_decay.data import Digits
 from uvit_decay.tasks import ClassifyTask
 
@@ -27,13 +27,14 @@ def remembering(history):
     return LambdaCallback(on_train_start=remember, on_train_batch_end=remember)
 
 
-@pytest.mark.parametrize(("decay", "ramp"), [(0.9, True), (0.9, False)])
-def test_the_average_is_its_definition(tmp_path, decay, ramp):
-    ema, history = EMA(decay, ramp), []
+@pytest.mark.parametrize(("decay", "ramp", "steps"), [(0.9, True, None), (0.9, False, None), (0.9, True, 12)])
+def test_the_average_is_its_definition(tmp_path, decay, ramp, steps):
+    ema, history = EMA(decay, ramp, steps), []
     tiny_trainer(tmp_path, ema, remembering(history), max_steps=15).fit(tiny_task(), Digits(32))
     expected = {name: p.double() for name, p in history[0].items()}
     for n, now in enumerate(history[1:]):
-        rate = min(decay, (1 + n) / (10 + n)) if ramp else decay
+        start = 10 if steps is None else 13 / decay - 12  # (1 + n) / (start + n) is `decay` at n = 12
+        rate = min(decay, (1 + n) / (start + n)) if ramp else decay
         expected = {name: rate * expected[name] + (1 - rate) * p.double() for name, p in now.items()}
     assert ema.updates == 15
     for name, value in expected.items():
@@ -127,7 +128,22 @@ def test_an_update_is_one_operation():
     assert [name for name in recorder.ops if not name.startswith("aten.detach")] == ["aten._foreach_lerp_.Scalar"]
 
 
-def test_a_decay_outside_its_range_is_refused():
+@pytest.mark.parametrize(
+    ("decay", "steps", "end"),
+    [(0.9999, None, 89_990), (0.999, None, 8_990), (0.999, 2_000, 2_000), (0.995, 1, 1), (0.0, 5, 0)],
+)
+def test_the_ramp_ends_after_its_steps(decay, steps, end):
+    assert ramped_decay(decay, end, steps) == pytest.approx(decay, rel=1e-12)
+    assert ramped_decay(decay, end + 1_000_000, steps) == decay
+    if end:
+        assert ramped_decay(decay, end - 1, steps) < decay * (1 - 1e-9)
+
+
+def test_arguments_out_of_range_are_refused():
     for decay in (1.0, -0.1, float("nan")):
         with raises_user_error("decay", "[0, 1)"):
             EMA(decay)
+    with raises_user_error("ramp_steps", "[1, inf)"):
+        EMA(ramp_steps=0)
+    with raises_user_error("ramp_steps", "ramp False"):
+        EMA(ramp=False, ramp_steps=100)

@@ -88,7 +88,9 @@ def test_a_default_of_the_optimizer_that_is_written_out_does_not_differ():
 
 def test_an_option_that_came_later_had_its_default():
     before = {"trainer.callbacks.EMA.class_path": "uvit_decay.callbacks.EMA", "trainer.callbacks.EMA.decay": 0.9}
-    now = {**before, "trainer.callbacks.EMA.ramp": True}
+    now = {**before, "trainer.callbacks.EMA.ramp": True, "trainer.callbacks.EMA.ramp_steps": None}
     assert compare_settings(before, now) == []
     (change,) = compare_settings(before, {**now, "trainer.callbacks.EMA.ramp": False})
     assert str(change) == "trainer.callbacks.EMA.ramp False (was True)"
+    (change,) = compare_settings(before, {**now, "trainer.callbacks.EMA.ramp_steps": 100})
+    assert str(change) == "trainer.callbacks.EMA.ramp_steps 100 (was None)"

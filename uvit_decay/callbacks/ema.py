@@ -26,22 +26,31 @@ class EMA(Callback):
     """A moving average of the weights: shadow <- decay shadow + (1 - decay) weights, float32, at every optimizer step.
 
     The decay ramps up as min(decay, (1 + n) / (10 + n)) after n updates, so that the average of a short run does not
-    stay at the initial weights. In a checkpoint, `state_dict` holds the raw weights, and the state of this callback
-    holds the average. The network has the average in validation and within `evaluation_weights(trainer, task)`, which
-    previews, metrics and probes use. The average takes 4 bytes per parameter, in memory and in checkpoints. The average
-    of sharded weights is sharded in the same way.
+    stay at the initial weights. This ramp reaches 0.9999 after 89,990 updates and 0.999 after 8,990. With `ramp_steps`
+    it ends earlier, see `ramped_decay`. In a checkpoint, `state_dict` holds the raw weights, and the state of this
+    callback holds the average. The network has the average in validation and within `evaluation_weights(trainer,
+    task)`, which previews, metrics and probes use. The average takes 4 bytes per parameter, in memory and in
+    checkpoints. The average of sharded weights is sharded in the same way.
 
     Args:
         decay: the final decay, in [0, 1).
-        ramp: let the decay rise from 0.1; without the ramp, the average is computed as in the official U-ViT.
+        ramp: let the decay rise from a small value; without the ramp, the average is computed as in the official U-ViT.
+        ramp_steps: number of updates (optimizer steps) after which the ramp reaches `decay`. Choose at least
+            1 / (1 - decay), or much of the average stays at the initial weights. By default the ramp starts at 0.1
+            and takes (10 decay - 1) / (1 - decay) updates.
 
     Raises:
-        UserError: the decay is out of range; in fit, the network has batch norms after trained weights.
+        UserError: an argument is out of range, or `ramp_steps` is given without a ramp; in fit, the network has batch
+            norms after trained weights.
     """
 
-    def __init__(self, decay: float = 0.9999, ramp: bool = True) -> None:
+    def __init__(self, decay: float = 0.9999, ramp: bool = True, ramp_steps: int | None = None) -> None:
         check_numbers("[0, 1)", decay=decay)
-        self.decay, self.ramp = decay, ramp
+        if ramp_steps is not None:
+            check_numbers("[1, inf)", ramp_steps=ramp_steps)
+            if not ramp:
+                raise UserError(f"ramp_steps {ramp_steps} has no effect with ramp False; leave one of them out")
+        self.decay, self.ramp, self.ramp_steps = decay, ramp, ramp_steps
         self.updates = 0
         self.shadow: dict[str, Tensor] = {}
         self._seen_step = 0
@@ -71,7 +80,7 @@ class EMA(Callback):
         weights = [local_shard(parameter.detach()).float() for parameter in self._trained]
         decay = self.decay
         if self.ramp:
-            decay = min(decay, (1 + self.updates) / (10 + self.updates))
+            decay = ramped_decay(decay, self.updates, self.ramp_steps)
         torch._foreach_lerp_(_parts(self.shadow.values()), weights, 1.0 - decay)
         self.updates += 1
 
@@ -121,6 +130,25 @@ class EMA(Callback):
         """Continue a stored average; further averages, which older versions kept, are ignored."""
         self.updates = state["updates"]
         self.shadow = dict(state["shadow"])
+
+
+def ramped_decay(decay: float, updates: int, ramp_steps: int | None = None) -> float:
+    """Return the decay of the next update on a ramp that ends at `decay`.
+
+    After n updates the ramp is at (1 + n) / (1 + n + c), where c = (1 + N) (1 - decay) / decay, so that it reaches
+    `decay` at n = N = `ramp_steps`. By default c is 9. On the ramp, the weights of step n count in proportion to
+    n^(c - 1), which is the power function average of EDM2 with gamma = c - 1 (Karras et al. 2024,
+    "Analyzing and Improving the Training Dynamics of Diffusion Models", Sec. 3.1).
+
+    Args:
+        decay: the final decay, in [0, 1).
+        updates: number n of updates that were made before.
+        ramp_steps: number of updates after which the ramp ends; None for the default ramp.
+    """
+    if ramp_steps is None:
+        return min(decay, (1 + updates) / (10 + updates))
+    grown = decay * (1 + updates)  # numerator and denominator times decay, which may be 0
+    return min(decay, grown / (grown + (1 + ramp_steps) * (1 - decay)))
 
 
 def _trains_below_batch_norm(net: nn.Module) -> bool:
