@@ -46,7 +46,7 @@ def log_likelihood(
     labels: Sequence[int] | None,
     indices: Sequence[int],
     seed: int = 0,
-    steps: int = 100,
+    steps: int = 500,
 ) -> Float[Tensor, " b"]:
     """Return the natural logarithm of the density at each of the images, by equal steps of Heun's method.
 
@@ -59,7 +59,8 @@ def log_likelihood(
         labels: an int for each image; None for an unconditional network.
         indices: numbers of the images, which select the random signs.
         seed: seed of the random signs.
-        steps: number of steps.
+        steps: number of steps, each with two evaluations of the network and its derivative. Too few overestimate the
+            density: by 0.19 bits per dimension at 100 steps for digits.
     """
     z = signs(model.shape, seed, indices_on(images.device, indices)).to(images)
     denoiser = model.denoiser(Sampling(clip=False), labels)  # guidance and clipping would change the density
