@@ -17,7 +17,7 @@ from programs import Launcher
 from small_training import CLASSIFIER
 
 from uvit_decay.compare.differences import remarks
-from uvit_decay.compare.runs import BEST, KNN, ON_TEST, RANK, Run
+from uvit_decay.compare.runs import BEST, ENTROPY, KNN, ON_TEST, Run
 from uvit_decay.image_io import save_npz
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -135,7 +135,9 @@ def test_compare_reads_what_train_leaves(workspace):
     runs = [Run.read(folder) for folder in folders]
     assert [[point["step"] for point in run.evaluations] for run in runs] == [[15, 30]] * 2
     assert runs[0].evaluations[-1]["epoch"] == pytest.approx(30 / 44)  # 1437 digits, 44 whole batches of 32
-    assert all(run.last[key] > 0 for run in runs for key in (BEST, ON_TEST, "tracked_accuracy", KNN, RANK, "fd", "is"))
+    assert all(
+        run.last[key] > 0 for run in runs for key in (BEST, ON_TEST, "tracked_accuracy", KNN, ENTROPY, "fd", "is")
+    )
     assert [line for line in remarks(runs, "model.net.alpha_min") if "0.95" not in line] == []  # so few steps
 
 

@@ -73,8 +73,8 @@ def test_features_of_probes_wait_once_a_batch_and_fits_once_an_iteration(digits,
         f"knn.py vote: {NUMBER}": 2 * cells,
         f"knn.py knn_accuracy: {TO_DEVICE}": cells,  # their mean
         f"knn.py knn_accuracy: {TO_HOST}": 2,
-        f"rank.py effective_rank: {SEEN}": 2 * cells,  # eigenvalues
-        f"rank.py effective_rank: {NUMBER}": 2 * cells,
+        f"rank.py spectrum_entropy: {SEEN}": 2 * cells,  # eigenvalues
+        f"rank.py spectrum_entropy: {NUMBER}": 2 * cells,
     }
 
 

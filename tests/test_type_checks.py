@@ -10,7 +10,7 @@ from conftest import ROOT
 from uvit_decay.diffusion import VP, diffusion_loss
 from uvit_decay.metrics import Moments, inception_score
 from uvit_decay.nn import ResNet, SiT, UViT, ViT
-from uvit_decay.representations import effective_rank, knn_accuracy
+from uvit_decay.representations import knn_accuracy, spectrum_entropy
 
 ROOMS = ("decay", "nn", "diffusion", "metrics", "evaluation", "representations")
 INNER_LOOPS = {
@@ -29,7 +29,7 @@ WRONG = {  # calls of public functions with one tensor whose shape the signature
     "Moments": lambda: Moments(3).update(THREE),
     "inception_score": lambda: inception_score(THREE),
     "knn_accuracy": lambda: knn_accuracy(IMAGES, LABELS, IMAGES, LABELS),
-    "effective_rank": lambda: effective_rank(THREE),
+    "spectrum_entropy": lambda: spectrum_entropy(THREE),
 }
 
 

@@ -5,8 +5,9 @@ Networks take x of about unit variance, autoencoders take z:
     x = (z - shift) * scale                        one scaling factor for all channels (Stable Diffusion)
     x = (z - channel_mean) * scale / channel_std   latents_mean and latents_std of a configuration (Playground v2.5)
 
-The methods `encode` and `decode` of diffusers never apply these numbers, which are in the autoencoder's configuration:
-only `LatentSpace` applies them, in both directions.
+The methods `encode` and `decode` of diffusers do not apply these numbers, which are in the autoencoder's configuration:
+only `LatentSpace` applies them, in both directions. AutoencoderRAE, whose methods do apply them, is not supported: it
+decodes every image to the same size.
 b = batch, c = latent channels, h and w = latent cells, H and W = pixels.
 """
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,6 +20,8 @@ from uvit_decay.runtime.validation import as_type, parse, read_text
 PROBES = "probes.jsonl"
 GENERATION = "generation.jsonl"
 CHECKPOINTS = "checkpoints"  # folder beside the histories
+FORMER = {"effective_rank": "spectrum_entropy", "dimensions": "effective_rank_exp"}  # earlier names of scores
+SCORE = re.compile(r"(tracked_)?(\w+?)(_of_cls)?")  # a score of probes, perhaps of the tracked layer, of class tokens
 METRICS = "metrics.csv"  # all logged numbers, in another format
 LARGEST = 2**28  # maximum bytes of a history
 LARGEST_LOG = 2**30  # maximum bytes of metrics.csv
@@ -43,8 +46,18 @@ class Measurement:
     metadata: dict[str, object]
 
 
+def current_name(name: str) -> str:
+    """Return the name that a value of a history or of probes.csv has today, given a name of today or an earlier one."""
+    if match := SCORE.fullmatch(name):
+        tracked, score, tokens = match.groups(default="")
+        return f"{tracked}{FORMER.get(score, score)}{tokens}"
+    return name
+
+
 def read(path: Path) -> list[Measurement]:
     """Return the measurements of a history in the order of their steps; an empty list if there is no such file.
+
+    Values that an earlier version wrote under another name have their name of today.
 
     Raises:
         UserError: a line is not a measurement, or a step has two measurements; the message names the line.
@@ -82,10 +95,9 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
 def _parse_measurement(line: str, where: str) -> Measurement:
     """Parse one line of a history; `where` begins the error messages."""
     measurement = as_type(Measurement, parse(line, where), where)
-    values = dict(measurement.values)
-    for name, value in values.items():
-        if value is None:
-            values[name] = math.nan
+    values = {}
+    for name, value in measurement.values.items():
+        values[current_name(name)] = math.nan if value is None else value
     return replace(measurement, values=values)
 
 

@@ -13,11 +13,22 @@ from statistics import mean, stdev
 
 import matplotlib.pyplot as plt
 
-from uvit_decay.history import read_rows
+from uvit_decay.history import current_name, read_rows
 
 STYLE = Path("docs/figures.mplstyle")  # of the figures in the documentation
 SHOWN = {"test_accuracy": "linear probe", "knn_accuracy": "kNN", "mean_share": "share of the mean"}
-COLUMNS = ("linear 6", "8", "10", "12", "chosen block", "kNN 12", "centred", "dimensions", "share of the mean", "loss")
+COLUMNS = (
+    "linear 6",
+    "8",
+    "10",
+    "12",
+    "chosen block",
+    "kNN 12",
+    "centred",
+    "effective rank",
+    "share of the mean",
+    "loss",
+)
 
 
 def arms(runs: Path, steps: int) -> dict[str, list[Path]]:
@@ -34,7 +45,7 @@ def blocks(probes: Path) -> dict[int, dict[str, float]]:
     """Return the scores of each probed block by its number."""
     with (probes / "probes.csv").open() as file:
         return {
-            int(row["layer"]): {name: float(row[name]) for name in row if name not in ("name", "kind")}
+            int(row["layer"]): {current_name(name): float(row[name]) for name in row if name not in ("name", "kind")}
             for row in csv.DictReader(file)
         }
 
@@ -50,7 +61,9 @@ def numbers(probes: Path, steps: int) -> list[float]:
     """Return the numbers of COLUMNS; the block of `chosen` is the best on held-out training pictures."""
     of = blocks(probes)
     chosen = max(of.values(), key=lambda scores: scores["held_out_accuracy"])
-    last = [of[12][name] for name in ("knn_accuracy", "knn_centred_accuracy", "dimensions_of_cls", "mean_share")]
+    last = [
+        of[12][name] for name in ("knn_accuracy", "knn_centred_accuracy", "effective_rank_exp_of_cls", "mean_share")
+    ]
     return [
         *(of[block]["test_accuracy"] for block in (6, 8, 10, 12)),
         chosen["test_accuracy"],

@@ -19,18 +19,18 @@ from uvit_decay.history import read, read_rows
 LAST = {
     "test_accuracy": "linear probe",
     "knn_accuracy": "kNN",
-    "effective_rank_of_cls": "effective rank",
-    "dimensions_of_cls": "dimensions",
+    "spectrum_entropy_of_cls": "entropy of the spectrum",
+    "effective_rank_exp_of_cls": "effective rank",
     "mean_share": "share of the mean",
 }  # columns of probes.csv, of the last block
 STEPS = 1000  # runs with fewer are not finished
-SHOWN = ("linear probe", "kNN", "dimensions", "share of the mean")
+SHOWN = ("linear probe", "kNN", "effective rank", "share of the mean")
 HEADING = "### One number?"  # of the section of docs/results.md
 
 # Arm -> its words in the legend, colour (Okabe and Ito's palette) and marker; squares have no SkipLayers.
 ARMS = {
     "plain": ("plain", "#0072B2", "o"),
-    "constant_branch": ("x + sqrt(1/2) f", "#56B4E9", "o"),
+    "constant-branch": ("x + sqrt(1/2) f", "#56B4E9", "o"),
     "0.9": ("alpha_min 0.9", "#009E73", "o"),
     "0.8": ("alpha_min 0.8", "#009E73", "^"),
     "0.7": ("alpha_min 0.7", "#009E73", "v"),

@@ -22,7 +22,7 @@ for seed in 0 1; do
     arm plain 1.0
     arm 0.7 0.7
     arm gain 0.7 --model.net.schedule gain
-    arm constant_branch 1.0 --model.net.schedule constant-branch # x + sqrt(.5) f
+    arm constant-branch 1.0 --model.net.schedule constant-branch # x + sqrt(.5) f
     arm constant 1.0 --model.net.schedule constant               # sqrt(.5) (x + f)
     arm attention 0.7 --model.net.branches attention
     arm mlp 0.7 --model.net.branches mlp

@@ -16,7 +16,7 @@ from benchmarks.studies.page_tables import Row, merge_by_arm, parse_cell, read_t
 
 MAE = "### The learning rate is part of the comparison"
 BLOCKS = (8, 10, 12)
-LAST = ("kNN", "dimensions", "share of the mean")  # columns of the last block
+LAST = ("kNN", "effective rank", "share of the mean")  # columns of the last block
 # Arm at a learning rate of 5e-4 -> its words, colour and marker. Arms of three seeds are drawn by block, too.
 ARMS = {
     "1.0 at 5e-4": ("plain", "#0072B2", "o"),
@@ -31,8 +31,8 @@ ARMS = {
 RESNET = "## The rank of ResNets"
 SCORES = {
     "top-1, test": "top-1 accuracy",
-    "effective rank (the paper's centring)": "effective rank",
-    "dimensions (centred features)": "dimensions",
+    "entropy of the spectrum": "entropy of the spectrum",
+    "effective rank": "effective rank",
 }
 KINDS = {"1.0": ("plain", "#0072B2", "o"), "0.7": ("alpha_min 0.7", "#D55E00", "s")}  # by alpha_min
 
@@ -40,7 +40,7 @@ DIGITS = "### Four values of alpha_min on digits"
 DIGITS_SCORES = {
     "best probe": "best linear probe",
     "kNN, middle block": "kNN, middle block",
-    "rank, middle block": "effective rank, middle block",
+    "entropy, middle block": "entropy of the spectrum, middle block",
     "FD (small-cnn)": "FD (small-cnn)",
 }
 
@@ -93,7 +93,7 @@ def draw_mae(page: Path, out: Path) -> None:
 
 
 def draw_resnets(page: Path, out: Path) -> None:
-    """Save the figure of the ResNets: accuracy, rank and dimensions against the number of blocks."""
+    """Save the figure of the ResNets: accuracy, entropy and effective rank against the number of blocks."""
     rows = read_tables(page, RESNET)
     figure = Figure(figsize=(7.2, 3), layout="constrained")
     panels = figure.subplots(1, len(SCORES))
@@ -110,7 +110,7 @@ def draw_resnets(page: Path, out: Path) -> None:
 
 
 def draw_digits(page: Path, out: Path) -> None:
-    """Save the figure of the digits: probe, kNN, rank and FD against alpha_min."""
+    """Save the figure of the digits: probe, kNN, entropy of the spectrum and FD against alpha_min."""
     rows = read_tables(page, DIGITS)
     values = [float(row["alpha_min"]) for row in rows]
     figure = Figure(figsize=(7.2, 5), layout="constrained")

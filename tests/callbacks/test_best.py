@@ -24,7 +24,8 @@ class Measured(Periodic):
 
     def evaluate(self, trainer, task) -> None:
         if trainer.is_global_zero:
-            record(trainer, self.folder / GENERATION, {"fd": VALUES[trainer.global_step]}, {}, {})
+            value = VALUES[trainer.global_step]
+            record(trainer, self.folder / GENERATION, {"fd": value, "tracked_spectrum_entropy": value}, {}, {})
 
     def evaluations(self, trainer, task) -> int:
         return 0
@@ -41,11 +42,11 @@ def test_the_best_of_a_metric_is_kept_though_it_is_measured_after_the_checkpoint
     assert step(folder / "best_fd.ckpt") == 4
     assert step(folder / "last.ckpt") == 8
     assert {path.name for path in folder.iterdir()} == {"best_fd.ckpt", "last.ckpt", "previous.ckpt"}
-    best = BestCheckpoint("fd")
+    best, former = BestCheckpoint("fd"), BestCheckpoint("tracked_effective_rank")  # an earlier name of the entropy
     _, whole, _ = fit(tmp_path / "whole", Measured(2), LastCheckpoint(100), max_steps=10)
-    _, rest, _ = fit(tmp_path / "rest", Measured(2), best, max_steps=10, ckpt_path=folder / "best_fd.ckpt")
+    _, rest, _ = fit(tmp_path / "rest", Measured(2), best, former, max_steps=10, ckpt_path=folder / "best_fd.ckpt")
     assert same(rest, whole)
-    assert (best.value, best.step) == (2.0, 10)
+    assert (best.value, best.step) == (former.value, former.step) == (2.0, 10)
     assert step(tmp_path / "rest" / "checkpoints" / "best_fd.ckpt") == 10
 
 

@@ -34,7 +34,7 @@ def test_an_encoder_is_probed_while_it_trains_as_afterwards(pretrained):
     folder, _ = pretrained
     first, last = history.read(folder / "probes.jsonl")
     assert (first.step, last.step) == (10, 20)
-    tracked = {"tracked_knn", "tracked_effective_rank_of_cls", "tracked_dimensions_of_cls"}
+    tracked = {"tracked_knn", "tracked_spectrum_entropy_of_cls", "tracked_effective_rank_exp_of_cls"}
     assert {"best_accuracy", *tracked} <= last.values.keys()
     assert (last.metadata["tracked"], last.metadata["pool"]) == ("blocks.1", "cls")
     assert (last.metadata["times"], last.metadata["input"]) == ([0.0], "clean images")

@@ -52,13 +52,13 @@ def test_the_ranks_of_the_last_epoch_are_those_of_the_pooled_features(run):
         net(to_float(data.test[subset(data.test, TEST, "probe test")][0]))
     x = pooled[0].double().numpy()
     for name, centred in {
-        "tracked_effective_rank": x - x.mean(axis=1, keepdims=True),
-        "tracked_dimensions": x - x.mean(axis=0, keepdims=True),
+        "tracked_spectrum_entropy": x - x.mean(axis=1, keepdims=True),
+        "tracked_effective_rank_exp": x - x.mean(axis=0, keepdims=True),
     }.items():
         variance = torch.linalg.svdvals(torch.from_numpy(centred)) ** 2
         p = variance / variance.sum()
         entropy = float(-(p * p.clamp(min=1e-300).log()).sum())
-        expected = entropy if name == "tracked_effective_rank" else float(torch.tensor(entropy).exp())
+        expected = entropy if name == "tracked_spectrum_entropy" else float(torch.tensor(entropy).exp())
         assert last.values[name] == pytest.approx(expected, rel=1e-4), name
 
 
@@ -82,7 +82,7 @@ def test_compare_reads_the_run(run, tmp_path, monkeypatch, capsys):
     evaluate(monkeypatch, tmp_path, "compare", str(run), "--x", "net.depth")
     shown = capsys.readouterr()
     header, _, row, _ = shown.out.splitlines()[:4]
-    columns = "| alpha_min | net.depth | runs | best probe | best on test | kNN | effective rank of mean "
+    columns = "| alpha_min | net.depth | runs | best probe | best on test | kNN | entropy of the spectrum of mean "
     assert header.startswith(columns)
     assert row.startswith("| 0.7 | 8 | 1 | ")
     assert shown.err == ""

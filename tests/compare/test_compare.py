@@ -13,7 +13,7 @@ from run_folders import METADATA, a_run, compare, configuration, refused, shift_
 from uvit_decay import plots
 from uvit_decay.compare.differences import remarks
 from uvit_decay.compare.report import pearson
-from uvit_decay.compare.runs import BEST, MEAN_SHARE, RANK, Run, find_option, group_by_options
+from uvit_decay.compare.runs import BEST, ENTROPY, MEAN_SHARE, Run, find_option, group_by_options
 from uvit_decay.plots import _draw_curves
 from uvit_decay.runtime.validation import flat
 
@@ -92,8 +92,8 @@ def test_a_collapse_into_the_mean_is_a_column_a_panel_and_a_remark(drawn, tmp_pa
 def test_pearson_is_of_known_values_and_not_of_constant_or_few_ones(four):
     points = [point for folder in four for point in Run.read(folder).evaluations]
     assert np.isnan(pearson(points[:2]))
-    assert np.isnan(pearson([{RANK: 1.0, BEST: i / 10} for i in range(5)]))
-    assert pearson([*points, {RANK: float("nan"), BEST: 0.5}]) == pearson(points)
+    assert np.isnan(pearson([{ENTROPY: 1.0, BEST: i / 10} for i in range(5)]))
+    assert pearson([*points, {ENTROPY: float("nan"), BEST: 0.5}]) == pearson(points)
 
 
 def test_the_history_is_read_whatever_its_order(tmp_path):

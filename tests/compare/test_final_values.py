@@ -1,7 +1,6 @@
 """Runs compared over a second option, runs of encoders, and the choice of the rank."""
 
 import csv
-import re
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from run_folders import EVALUATIONS, a_run, compare, refused, shift_evaluations
 
 from uvit_decay.compare.differences import remarks
 from uvit_decay.compare.report import pearson
-from uvit_decay.compare.runs import BEST, DIMENSIONS, Run, group_by_options
+from uvit_decay.compare.runs import BEST, EFFECTIVE_RANK, Run, group_by_options
 from uvit_decay.plots import _final_curve
 
 
@@ -22,7 +21,7 @@ def eight(tmp_path):
     settings = [(alpha, dim, seed) for alpha in (1.0, 0.7) for dim in (8, 16) for seed in (0, 1)]
     return [
         a_run(
-            tmp_path, i, shift_evaluations(0.01 * seed + 0.1 * alpha), metadata=None, dimensions=True,
+            tmp_path, i, shift_evaluations(0.01 * seed + 0.1 * alpha), metadata=None, effective_rank=True,
             top1=0.9 - 0.1 * seed, alpha_min=alpha, dim=dim, seed=seed,
         )
         for i, (alpha, dim, seed) in enumerate(settings)
@@ -34,8 +33,8 @@ def test_the_table_has_a_row_for_both_options_and_no_empty_columns(eight, tmp_pa
     shown = capsys.readouterr()
     lines = shown.out.splitlines()
     assert lines[0] == (
-        "| alpha_min | dim | runs | top-1 | best probe | best on test | kNN | effective rank of mean patch tokens "
-        "| dimensions of mean patch tokens | r within runs | r over all evaluations |"
+        "| alpha_min | dim | runs | top-1 | best probe | best on test | kNN "
+        "| entropy of the spectrum of mean patch tokens | effective rank of mean patch tokens | r within runs | r over all evaluations |"
     )
     places = [line.split(" | ")[:3] for line in lines[2:6]]
     assert places == [["| 1.0", "8", "2"], ["| 1.0", "16", "2"], ["| 0.7", "8", "2"], ["| 0.7", "16", "2"]]
@@ -46,7 +45,7 @@ def test_the_table_has_a_row_for_both_options_and_no_empty_columns(eight, tmp_pa
     rows = list(csv.DictReader((tmp_path / "compare.csv").open()))
     assert [(row["alpha_min"], row["dim"]) for row in rows][:2] == [("1.0", "8"), ("1.0", "16")]
     assert float(rows[0]["val/top1_mean"]) == pytest.approx(0.85)
-    assert float(rows[0]["tracked_dimensions_mean"]) == pytest.approx(10 - (4.0 + 0.105))
+    assert float(rows[0]["tracked_effective_rank_exp_mean"]) == pytest.approx(10 - (4.0 + 0.105))
     assert Image.open(tmp_path / "compare.png").size == (888, 720)
     compare(monkeypatch, tmp_path, *eight, "--x", "net.schedule", "--out", "words.svg")
     assert "linear" in (tmp_path / "words.svg").read_text()
@@ -73,19 +72,19 @@ def test_further_options_ascend(eight):
 
 def test_the_rank_that_is_drawn_is_that_which_is_correlated(eight, tmp_path, monkeypatch, capsys):
     points = [point for folder in eight for point in Run.read(folder).evaluations]
-    expected = np.corrcoef([point[DIMENSIONS] for point in points], [point[BEST] for point in points])[0, 1]
-    assert pearson(points, DIMENSIONS) == pytest.approx(expected)
-    assert pearson(points, DIMENSIONS) == pytest.approx(-pearson(points))
-    compare(monkeypatch, tmp_path, *eight, "--rank", "dimensions")
+    expected = np.corrcoef([point[EFFECTIVE_RANK] for point in points], [point[BEST] for point in points])[0, 1]
+    assert pearson(points, EFFECTIVE_RANK) == pytest.approx(expected)
+    assert pearson(points, EFFECTIVE_RANK) == pytest.approx(-pearson(points))
+    compare(monkeypatch, tmp_path, *eight, "--rank", "effective")
     shown = capsys.readouterr().out
-    find_line(shown, "correlation", "dimensions", "accuracy")
+    find_line(shown, "correlation", "effective rank", "accuracy")
     assert f" {expected:.2f} |" in shown.splitlines()[4]
 
 
-def test_without_dimensions_their_correlation_is_unknown(tmp_path, monkeypatch, capsys):
-    compare(monkeypatch, tmp_path, a_run(tmp_path, evaluations=EVALUATIONS), "--rank", "dimensions")
+def test_without_effective_ranks_their_correlation_is_unknown(tmp_path, monkeypatch, capsys):
+    compare(monkeypatch, tmp_path, a_run(tmp_path, evaluations=EVALUATIONS), "--rank", "effective")
     header = capsys.readouterr().out.splitlines()[0]
-    assert "dimensions" not in header
+    assert "effective rank" not in header
     assert "r within" not in header
 
 
@@ -94,11 +93,16 @@ def test_a_damaged_log_is_named(tmp_path, monkeypatch, capsys):
     assert f"{run / 'metrics.csv'} is damaged" in refused(monkeypatch, capsys, tmp_path, run)
 
 
-def test_ranks_of_class_tokens_are_read(tmp_path):
-    pooled, of_class = (a_run(tmp_path, i, dimensions=True, metadata=None) for i in range(2))
-    file = of_class / "probes.jsonl"
-    file.write_text(re.sub('_(rank|dimensions)"', r'_\1_of_cls"', file.read_text()))
-    assert Run.read(of_class).last == Run.read(pooled).last
+def test_ranks_of_class_tokens_and_ranks_under_their_former_names_are_read(tmp_path):
+    pooled, of_class, former = (a_run(tmp_path, i, effective_rank=True, metadata=None) for i in range(3))
+    for run, entropy, rank in (
+        (of_class, "spectrum_entropy_of_cls", "effective_rank_exp_of_cls"),
+        (former, "effective_rank", "dimensions"),
+    ):
+        file = run / "probes.jsonl"
+        text = file.read_text().replace("_effective_rank_exp", f"_{rank}").replace("_spectrum_entropy", f"_{entropy}")
+        file.write_text(text)
+        assert Run.read(run).last == Run.read(pooled).last
     assert [Run.read(run).ranked for run in (pooled, of_class)] == ["mean patch tokens", "class tokens"]
 
 

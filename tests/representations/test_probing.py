@@ -17,7 +17,7 @@ from uvit_decay.image_io import to_float
 from uvit_decay.nn.intermediates import HasIntermediates, Layer
 from uvit_decay.representations import probing
 from uvit_decay.representations.probing import Prober, Probing, choose_images
-from uvit_decay.representations.rank import effective_rank
+from uvit_decay.representations.rank import spectrum_entropy
 from uvit_decay.runtime.distributed import Processes
 
 CPU = torch.device("cpu")
@@ -111,7 +111,7 @@ def test_the_script_writes_table_protocol_and_image(trained, tmp_path, monkeypat
     assert lines[0].split(",")[:7] == [
         *("layer", "name", "kind", "t", "held_out_accuracy", "test_accuracy", "best_on_test_accuracy")
     ]
-    assert lines[0].split(",")[-3:] == ["effective_rank", "dimensions", "mean_share"]
+    assert lines[0].split(",")[-3:] == ["spectrum_entropy", "effective_rank_exp", "mean_share"]
     assert all(0 < float(line.split(",")[-1]) < 1 for line in lines[1:])
     assert [line.split(",")[2] for line in lines[1:5]] == ["embeddings", "encoder", "middle", "decoder"]
     report = json.loads((found / "probes.json").read_text())
@@ -139,7 +139,7 @@ def test_the_rank_of_an_encoder_is_that_of_its_class_tokens(digits):
     x = to_float(digits.test[choose_images(options, digits)[1]][0])
     with torch.no_grad():
         states = list(net.forward_intermediates(x))
-    expected = [effective_rank(state[:, 0]) for state in states]
-    assert grid.scores["effective_rank_of_cls"][0].tolist() == pytest.approx(expected, rel=1e-4)
-    assert effective_rank(states[-1][:, 1:].mean(dim=1)) != pytest.approx(expected[-1], rel=1e-2)
-    assert "effective_rank" not in grid.scores
+    expected = [spectrum_entropy(state[:, 0]) for state in states]
+    assert grid.scores["spectrum_entropy_of_cls"][0].tolist() == pytest.approx(expected, rel=1e-4)
+    assert spectrum_entropy(states[-1][:, 1:].mean(dim=1)) != pytest.approx(expected[-1], rel=1e-2)
+    assert "spectrum_entropy" not in grid.scores

@@ -1,4 +1,4 @@
-"""The effective rank against known spectra and against singular values."""
+"""The entropy of the spectrum and the effective rank against known spectra and against singular values."""
 
 import math
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from uvit_decay.representations.rank import effective_rank, mean_share
+from uvit_decay.representations.rank import effective_rank_exp, mean_share, spectrum_entropy
 
 SIZES = [(6, 20), (20, 6), (15, 15), (2, 3)]
 
@@ -38,16 +38,16 @@ def with_spectrum(sigma, n=12, d=9, centre="sample"):
 @pytest.mark.parametrize("sigma", [(2.0,), (1.0, 1.0, 1.0), (3.0, 2.0, 1.0), (1e3, 1.0, 1e-3, 1e-3)])
 def test_a_known_spectrum_gives_its_entropy(sigma, centre):
     x = with_spectrum(sigma, centre=centre)
-    assert effective_rank(x, centre) == pytest.approx(entropy(np.square(sigma)), rel=1e-9, abs=1e-10)
-    assert effective_rank(x, centre, exp=True) == pytest.approx(math.exp(entropy(np.square(sigma))), rel=1e-9)
+    assert spectrum_entropy(x, centre) == pytest.approx(entropy(np.square(sigma)), rel=1e-9, abs=1e-10)
+    assert effective_rank_exp(x, centre) == pytest.approx(math.exp(entropy(np.square(sigma))), rel=1e-9)
 
 
 def test_float32_and_bfloat16_features_are_computed_in_float64():
     x = features(30, 12).bfloat16()
-    expected = effective_rank(x.double())
-    assert effective_rank(x.float()) == expected
+    expected = spectrum_entropy(x.double())
+    assert spectrum_entropy(x.float()) == expected
     with torch.autocast("cpu", torch.bfloat16):
-        assert effective_rank(x) == expected
+        assert spectrum_entropy(x) == expected
 
 
 @pytest.mark.parametrize(("n", "d"), [*SIZES, (400, 30)])
@@ -58,7 +58,7 @@ def test_the_spectrum_is_that_of_the_singular_values(n, d, centre, last):
     x = features(n, d) * torch.logspace(0, last, d, dtype=torch.float64)
     centred = x - x.mean(dim=1 if centre == "sample" else 0, keepdim=True)
     expected = entropy(torch.linalg.svdvals(centred).square())
-    assert effective_rank(x, centre) == pytest.approx(expected, abs=1e-8)
+    assert spectrum_entropy(x, centre) == pytest.approx(expected, abs=1e-8)
 
 
 @pytest.mark.parametrize("centre", ["sample", "feature"])
@@ -66,8 +66,8 @@ def test_the_spectrum_is_that_of_the_singular_values(n, d, centre, last):
 @pytest.mark.parametrize(("n", "d"), SIZES)
 def test_constant_features_have_no_entropy(n, d, value, centre):
     """Not even that of the rounding of their mean."""
-    assert effective_rank(torch.full((n, d), value, dtype=torch.float64), centre) == 0
-    assert effective_rank(torch.full((n, d), value), centre, exp=True) == 1
+    assert spectrum_entropy(torch.full((n, d), value, dtype=torch.float64), centre) == 0
+    assert effective_rank_exp(torch.full((n, d), value), centre) == 1
 
 
 def test_the_share_of_the_mean_is_that_of_the_squared_length():

@@ -4,10 +4,10 @@ import evaluations
 import yaml
 from evaluations import evaluate
 
-from uvit_decay.compare.runs import BEST, DIMENSIONS, KNN, MEAN_SHARE, ON_TEST, RANK
+from uvit_decay.compare.runs import BEST, EFFECTIVE_RANK, ENTROPY, KNN, MEAN_SHARE, ON_TEST
 from uvit_decay.history import GENERATION, PROBES, Measurement, append
 
-EVALUATIONS = {60: (0.5, 1.0), 120: (0.6, 3.0), 180: (0.8, 4.0)}  # step: (accuracy, effective rank)
+EVALUATIONS = {60: (0.5, 1.0), 120: (0.6, 3.0), 180: (0.8, 4.0)}  # step: (accuracy, entropy of the spectrum)
 METADATA = {
     "n": 1000,
     "samples": {"name": "samples", "weights": "ema", "sampler": "dpm++", "steps": 12, "guidance": 2.0},
@@ -39,7 +39,7 @@ def a_run(
     metadata=METADATA,
     at=180,
     earlier=1,
-    dimensions=False,
+    effective_rank=False,
     top1=None,
     mean_share=None,
     pool="mean",
@@ -49,9 +49,9 @@ def a_run(
     run = folder / "digits" / f"version_{version}"
     run.mkdir(parents=True)
     (run / "config.yaml").write_text("# lightning.pytorch==2.6\n" + yaml.safe_dump(configuration(**options)))
-    for step, (accuracy, rank) in evaluations.items():
+    for step, (accuracy, entropy) in evaluations.items():
         values = {BEST: accuracy, ON_TEST: accuracy + 0.01, "tracked_accuracy": accuracy / 2, KNN: accuracy / 4}
-        values |= {RANK: rank, DIMENSIONS: 10 - rank} if dimensions else {RANK: rank}
+        values |= {ENTROPY: entropy, EFFECTIVE_RANK: 10 - entropy} if effective_rank else {ENTROPY: entropy}
         values |= {MEAN_SHARE: mean_share} if mean_share else {}
         append(run / PROBES, measurement(step, values, {"pool": pool}))
     if metadata is not None:

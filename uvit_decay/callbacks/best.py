@@ -18,7 +18,7 @@ from uvit_decay import history
 from uvit_decay.callbacks.checkpoint import write_atomically
 from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.callbacks.run_log import run_folder
-from uvit_decay.history import CHECKPOINTS
+from uvit_decay.history import CHECKPOINTS, current_name
 from uvit_decay.runtime.errors import UserError
 
 VALIDATION = "val/"  # prefix of the metrics of a validation
@@ -43,7 +43,7 @@ class BestCheckpoint(Checkpoint):
     def __init__(self, metric: str, mode: Literal["min", "max"] = "min") -> None:
         if not metric.replace("/", "_").isidentifier():
             raise UserError(f"metric of BestCheckpoint must be a name such as val/loss or fd, got {metric!r}")
-        self.metric = metric
+        self.metric = metric  # as typed: the name of the file and of the callback in checkpoints
         self.mode = mode
         self.value = math.nan  # the best value so far
         self.step = -1  # its step
@@ -105,9 +105,10 @@ class BestCheckpoint(Checkpoint):
         self.compared = step
         folder = run_folder(trainer)
         values = _read_values(folder, files, step) if trainer.is_global_zero else {}
-        if values and self.metric not in values:
+        metric = current_name(self.metric)
+        if values and metric not in values:
             rank_zero_info(f"BestCheckpoint: step {step} has no {self.metric}, it has {', '.join(sorted(values))}")
-        self._compare(trainer, values.get(self.metric, math.nan))
+        self._compare(trainer, values.get(metric, math.nan))
 
     def _compare(self, trainer: Trainer, value: float) -> None:
         """Save a checkpoint if the value is the best so far; all ranks must call this, rank 0's value counts."""

@@ -257,7 +257,7 @@ def recognise(contents: Any, options: ImportOptions, where: Path) -> RecognisedM
     """
     kind = looks_like(contents)
     if kind not in FAMILIES:
-        raise UserError(f"{where} is not an official U-ViT, SiT or MAE, it looks like {kind}")
+        raise UserError(f"{where} is not an official U-ViT, SiT, DiT or MAE, it looks like {kind}")
     family = FAMILIES[kind]
     for name, value in asdict(options).items():
         if value is not None and name not in family.options:

@@ -23,7 +23,7 @@ def compare(
     runs: Sequence[Path],
     by: str = "alpha_min",
     x: str = "epoch",
-    rank: Literal["entropy", "dimensions"] = "entropy",
+    rank: Literal["entropy", "effective"] = "entropy",
     out: Path = Path("compare.png"),
 ) -> None:
     """Draw learning curves of runs, and print a table with a row for each value of an option, averaged over seeds.
@@ -36,8 +36,9 @@ def compare(
         by: the option with a curve for each value, such as net.schedule.
         x: the x axis: step, epoch or images of training, or a second option, such as net.depth, against which the
             values of the last evaluation are drawn.
-        rank: the rank that is drawn and correlated: entropy, the paper's, of features centred over each sample; or
-            dimensions, its exponential, of features centred over the samples.
+        rank: the rank that is drawn and correlated: entropy, the paper's entropy of the spectrum, of features centred
+            within each sample; or effective, the effective rank of Roy and Vetterli, the exponential of the entropy, of
+            features centred over the samples.
         out: the figure, a .png, .pdf or .svg.
     """
     if out.suffix not in FIGURES:

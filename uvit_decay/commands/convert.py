@@ -1,4 +1,4 @@
-"""Exports this project's checkpoints, and imports official files of U-ViT, SiT and MAE."""
+"""Exports this project's checkpoints, and imports official files of U-ViT, SiT, DiT and MAE."""
 
 from collections.abc import Sequence
 from pathlib import Path

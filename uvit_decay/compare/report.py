@@ -17,13 +17,13 @@ from pathlib import Path
 from statistics import StatisticsError, correlation, fmean, stdev
 from typing import Any, NamedTuple
 
-from uvit_decay.compare.runs import BEST, DIMENSIONS, KNN, MEAN_SHARE, ON_TEST, RANK, TOP1, Run, is_number
+from uvit_decay.compare.runs import BEST, EFFECTIVE_RANK, ENTROPY, KNN, MEAN_SHARE, ON_TEST, TOP1, Run, is_number
 from uvit_decay.evaluation.metric_table import collect_values, format_title
 from uvit_decay.plots import final_values, learning_curves
 from uvit_decay.runtime.files import replacing
 
 Groups = Mapping[tuple[str, ...], Sequence[Run]]  # runs by the values of one option or two
-RANKS = {"entropy": RANK, "dimensions": DIMENSIONS}  # by the names of --rank
+RANKS = {"entropy": ENTROPY, "effective": EFFECTIVE_RANK}  # by the names of --rank
 WITHIN, POOLED = "r_within_runs", "r_over_all_evaluations"
 FEWEST = 3  # evaluations; the correlation of two points is always 1 or -1
 COLUMNS = {  # value: title in the table, number of decimals; columns without any value are not shown
@@ -31,8 +31,8 @@ COLUMNS = {  # value: title in the table, number of decimals; columns without an
     BEST: ("best probe", 3),
     ON_TEST: ("best on test", 3),
     KNN: ("kNN", 3),
-    RANK: ("effective rank", 3),
-    DIMENSIONS: ("dimensions", 2),
+    ENTROPY: ("entropy of the spectrum", 3),
+    EFFECTIVE_RANK: ("effective rank", 2),
     MEAN_SHARE: ("share of the mean", 3),
     **{key: (value.title, value.decimals) for key, value in collect_values().items()},
     WITHIN: ("r within runs", 2),
@@ -80,7 +80,7 @@ class Row(NamedTuple):
         return self.cells.get(key, UNKNOWN)
 
 
-def rows(groups: Groups, rank: str = RANK) -> list[Row]:
+def rows(groups: Groups, rank: str = ENTROPY) -> list[Row]:
     """Return a row for each group, and a last row with the correlations over all runs."""
     table = []
     labels: tuple[str, ...] = ()
@@ -112,7 +112,7 @@ def _correlations(runs: Sequence[Run], rank: str) -> dict[str, Spread]:
     return {WITHIN: Spread.of(within), POOLED: Spread(pearson(evaluations, rank), math.nan)}
 
 
-def pearson(points: Sequence[Mapping[str, float]], rank: str = RANK) -> float:
+def pearson(points: Sequence[Mapping[str, float]], rank: str = ENTROPY) -> float:
     """Return Pearson's correlation of rank and accuracy over the points.
 
     NaN with fewer than FEWEST finite points, or if either value is constant.

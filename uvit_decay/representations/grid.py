@@ -21,11 +21,11 @@ SCORES = (
     "l2",
     "knn_accuracy",
     "knn_centred_accuracy",
-    "effective_rank",
-    "dimensions",
+    "spectrum_entropy",
+    "effective_rank_exp",
     "mean_share",
 )
-RANKS = ("effective_rank", "dimensions")
+RANKS = ("spectrum_entropy", "effective_rank_exp")
 OF_CLASS_TOKENS = "_of_cls"  # ending of the names of ranks that were computed from class tokens
 TEST = "test_accuracy"
 BEST_ON_TEST = "best_on_test_accuracy"
@@ -42,10 +42,11 @@ class Grid:
       upwards.
     - `knn_centred_accuracy` takes cosines around the mean of the training features. Uncentred cosines are dominated by
       the mean when its share is large.
-    - `effective_rank` is an entropy, as in the paper. `dimensions` is its exponential for features centred over the
-      images: without centring, the common part of all images outweighs their differences. If the network has class
-      tokens, both are computed from class tokens, as in the paper, and their names end in `_of_cls`. Otherwise they
-      are computed from the pooled features.
+    - `spectrum_entropy` is the paper's effective rank: an entropy, in nats, of features that are centred within each
+      image, but not over the images. `effective_rank_exp` is the effective rank of Roy and Vetterli, the exponential of
+      the entropy, of features that are centred over the images: without this centring, the common part of all images
+      outweighs their differences. If the network has class tokens, both are computed from class tokens, as in the
+      paper, and their names end in `_of_cls`. Otherwise they are computed from the pooled features.
     - `mean_share` is the share of the mean in the mean square of the pooled features.
 
     Args:

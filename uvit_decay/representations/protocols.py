@@ -21,7 +21,7 @@ from uvit_decay.representations.knn import knn_accuracy
 from uvit_decay.representations.linear_probes import DDAE, IN100, REPA, LinearProbe, accuracies
 from uvit_decay.representations.logistic import L2_GRID, fit_accuracy, logistic_grid
 from uvit_decay.representations.options import Classification, Probing
-from uvit_decay.representations.rank import effective_rank, mean_share
+from uvit_decay.representations.rank import effective_rank_exp, mean_share, spectrum_entropy
 from uvit_decay.representations.reference import Neighbourhood, Reference, cknna
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.random import generator
@@ -169,8 +169,8 @@ def paper(cells: Cells, options: Probing) -> Outcome:
         "l2": linear.l2,
         "knn_accuracy": _knn_accuracy(cells, train, options),
         "knn_centred_accuracy": _knn_accuracy(cells, train, options, centred=True),
-        "effective_rank": torch.tensor([effective_rank(cell) for cell in ranked]),
-        "dimensions": torch.tensor([effective_rank(cell, "feature", exp=True) for cell in ranked]),
+        "spectrum_entropy": torch.tensor([spectrum_entropy(cell) for cell in ranked]),
+        "effective_rank_exp": torch.tensor([effective_rank_exp(cell) for cell in ranked]),
         "mean_share": mean_share(cells.test),
     }
     return Outcome(values)

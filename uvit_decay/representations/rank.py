@@ -1,28 +1,28 @@
-"""Effective rank of features, the entropy of the spectrum of their covariance (Sec. 6 of the paper), and collapse."""
+"""Entropy of the spectrum of features (Sec. 6 of the paper), their effective rank (Roy and Vetterli), and collapse."""
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+Centre = Literal["sample", "feature"]
 
-def effective_rank(
-    features: Float[Tensor, "n d"], centre: Literal["sample", "feature"] = "sample", exp: bool = False
-) -> float:
-    """Return rho = -sum_i p_i log p_i, p_i = sigma_i / sum_j sigma_j, natural logarithm, in float64.
+
+def spectrum_entropy(features: Float[Tensor, "n d"], centre: Centre = "sample") -> float:
+    """Return rho = -sum_i p_i log p_i, p_i = sigma_i / sum_j sigma_j, in nats: what the paper calls effective rank.
 
     sigma_i are the singular values of the n x n covariance between samples. Up to a factor they are the eigenvalues of
-    X X' and of X'X, where X are the centred features. The smaller of the two matrices is decomposed. Features that are
-    constant up to rounding have rho = 0.
+    X X' and of X'X, where X are the centred features. The smaller of the two matrices is decomposed, in float64.
+    Features that are constant up to rounding have rho = 0; the largest value is log(min(n, d)).
 
     Args:
         features: features of n samples.
-        centre: subtract each sample's mean over its features (the paper, literally), or each feature's mean over the
-            samples.
-        exp: return exp(rho), the effective rank of Roy and Vetterli.
+        centre: subtract each sample's mean over its features (the paper, literally), so that the mean over the samples
+            stays, or each feature's mean over the samples.
     """
     x = features.double()
     rounding = 1e-26 * x.square().sum()
@@ -33,9 +33,19 @@ def effective_rank(
     sigma = torch.linalg.eigvalsh(gram).clamp(min=0)
     total = sigma.sum()
     rho = torch.where(total > rounding, torch.special.entr(sigma / total).sum(), 0.0)
-    if exp:
-        rho = rho.exp()
     return float(rho)
+
+
+def effective_rank_exp(features: Float[Tensor, "n d"], centre: Centre = "feature") -> float:
+    """Return exp(rho), in [1, min(n, d)]: the effective rank of the covariance between samples.
+
+    Roy and Vetterli 2007, "The effective rank: a measure of effective dimensionality".
+
+    Args:
+        features: features of n samples.
+        centre: subtract each feature's mean over the samples, or each sample's mean over its features.
+    """
+    return math.exp(spectrum_entropy(features, centre))
 
 
 def mean_share(features: Float[Tensor, "layers n d"]) -> Float[Tensor, " layers"]:
