@@ -34,7 +34,8 @@ def test_the_table_has_a_row_for_both_options_and_no_empty_columns(eight, tmp_pa
     lines = shown.out.splitlines()
     assert lines[0] == (
         "| alpha_min | dim | runs | top-1 | best probe | best on test | kNN "
-        "| entropy of the spectrum of mean patch tokens | effective rank of mean patch tokens | r within runs | r over all evaluations |"
+        "| entropy of the spectrum of mean patch tokens | effective rank of mean patch tokens "
+        "| r within runs | r over all evaluations |"
     )
     places = [line.split(" | ")[:3] for line in lines[2:6]]
     assert places == [["| 1.0", "8", "2"], ["| 1.0", "16", "2"], ["| 0.7", "8", "2"], ["| 0.7", "16", "2"]]

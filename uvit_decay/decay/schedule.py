@@ -250,9 +250,9 @@ def effective_decay(alphas: Sequence[float], exclude_last_block: bool = False) -
 def alpha_min_for(target: float, branches: int, exclude_last_block: bool = False) -> float:
     """Return the alpha_min whose linear schedule over `branches` residual branches has the effective decay `target`.
 
-    The effective decay is between 1e-3 and 1e-2 in the paper's best MAEs of 12 and 18 blocks (Table 2) and in its SiT-XL,
-    but 3.2e-4 in the best MAE of 24 blocks, and 0.013, 0.026 and 3.5e-4 in the U-ViTs with the best FIDs (Table 4). The
-    result is accurate to 1e-12.
+    The effective decay is between 1e-3 and 1e-2 in the paper's best MAEs of 12 and 18 blocks (Table 2) and in its
+    SiT-XL. It is 3.1e-4 in the best MAE of 24 blocks, and 0.013, 0.026 and 3.5e-4 in the U-ViTs with the best FIDs
+    (Table 4). The result is accurate to 1e-12.
 
     Raises:
         UserError: no alpha_min in (0, 1] reaches the target, or the number of branches is odd.
