@@ -1,22 +1,29 @@
 """LayerSync, the dispersive loss and REPA: their values and gradients, what they log, store and refuse."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import timm
 import torch
-from conftest import tiny_net, tiny_task, tiny_trainer
+from conftest import same, tiny_net, tiny_task, tiny_trainer
+from official_files import change_training
 from refusals import raises_user_error
+from runs import fit
+from safetensors.torch import save_file
 from small_teacher import save_teacher
 from torch import nn
+from torch.nn.functional import interpolate
 
+from uvit_decay.autoencoder import LatentSpace
 from uvit_decay.checkpoint import load
 from uvit_decay.data import Digits
 from uvit_decay.data.batches import Batch
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks import REPA, DispersiveLoss, LayerSync
 from uvit_decay.tasks.layersync import default_pair
-from uvit_decay.tasks.repa import resize_grid
+from uvit_decay.tasks.repa import ConvProjector, open_teacher, resize_grid
 
 BATCH = Batch(torch.zeros(6, 1, 8, 8), torch.zeros(6, dtype=torch.int64), 0, 0, 6)
 
@@ -26,7 +33,7 @@ class Blocks(nn.Module):
 
     def __init__(self, depth: int) -> None:
         super().__init__()
-        self.num_prefix_tokens, self.dim = 2, 4
+        self.num_prefix_tokens, self.dim, self.image_size, self.channels = 2, 4, 8, 1
         self.layers = tuple(tiny_net().layers[:1]) * (depth + 1)
 
 
@@ -114,10 +121,10 @@ def teacher(tmp_path_factory):
     return str(save_teacher(tmp_path_factory.mktemp("teacher")))
 
 
-@pytest.mark.parametrize("kind", ["mlp", "conv"])
-def test_repa_is_the_negative_cosine_to_the_tokens_of_the_encoder(kind, teacher):
+@pytest.mark.parametrize(("kind", "zscore"), [("mlp", None), ("conv", None), ("conv", 0.3)])
+def test_repa_is_the_negative_cosine_to_the_tokens_of_the_encoder(kind, zscore, teacher):
     torch.manual_seed(0)
-    net, loss = tiny_net(), REPA(teacher, projector=kind, hidden=8)
+    net, loss = tiny_net(), REPA(teacher, projector=kind, hidden=8, zscore=zscore)
     loss.bind(net)
     encoder = load(teacher).net
     images = torch.randn(6, 1, 8, 8).clamp(-1, 1)
@@ -125,8 +132,10 @@ def test_repa_is_the_negative_cosine_to_the_tokens_of_the_encoder(kind, teacher)
     *_, last = encoder.forward_intermediates(images)
     expected = last[:, encoder.num_prefix_tokens :].detach()
     if kind == "conv":
-        expected = (expected - expected.mean(1, keepdim=True)) / (expected.std(1, keepdim=True) + 1e-6)
+        factor = 0.8 if zscore is None else zscore
+        expected = (expected - factor * expected.mean(1, keepdim=True)) / (expected.std(1, keepdim=True) + 1e-6)
     assert expected.shape[1] == patches
+    torch.testing.assert_close(loss.target(images, patches), expected)
     tokens_ = torch.randn(6, net.num_prefix_tokens + patches, net.dim, requires_grad=True)
     value = loss({"1": tokens_}, BATCH._replace(images=images), torch.rand(6))
     projected = loss.projector(tokens_[:, net.num_prefix_tokens :]).detach()
@@ -136,7 +145,86 @@ def test_repa_is_the_negative_cosine_to_the_tokens_of_the_encoder(kind, teacher)
     assert tokens_.grad[:, net.num_prefix_tokens :].any()
     assert not any(parameter.requires_grad for parameter in loss.teacher.net.parameters())
     assert all("teacher" not in name for name in loss.state_dict())
-    assert loss.weight == {"mlp": 0.5, "conv": 1.0}[kind]
+    assert loss.weight == 0.5
+
+
+def test_the_published_recipe_of_latents_is_another_than_of_pixels(teacher, monkeypatch):
+    space = LatentSpace("a vae", "", scale=1.0, shift=0.0, channels=1, factor=8)
+    found = replace(open_teacher(teacher), latents=space)
+    monkeypatch.setattr("uvit_decay.tasks.repa.open_teacher", lambda *_: found)
+    for options, expected in (({}, (0.6, 1.0)), ({"weight": 0.2}, (0.6, 0.2)), ({"zscore": 0.0}, (0.0, 1.0))):
+        loss = REPA(teacher, projector="conv", **options)
+        assert (loss.zscore, loss.weight) == expected
+    for kind, zscore, other in (("conv", 1.5, 1.5), ("mlp", 0.6, "mlp")):
+        with raises_user_error("zscore", other):
+            REPA(teacher, projector=kind, zscore=zscore)
+
+
+@pytest.mark.parametrize("zscore", [None, 0.6])
+def test_a_run_from_before_the_published_recipe_keeps_its_own(zscore, teacher, tmp_path):
+    def train(name, steps, ckpt_path=None, **options):
+        torch.manual_seed(1)
+        loss = REPA(teacher, projector="conv", **options)
+        weights = fit(tmp_path / name, max_steps=steps, task=tiny_task(auxiliary=[loss]), ckpt_path=ckpt_path)[1]
+        return loss, weights
+
+    def age(contents):
+        del contents["state_dict"]["task.auxiliary.0.recipe"]
+
+    former = {"zscore": 1.0, "weight": 1.0}
+    _, whole = train("whole", 4, **former)
+    train("half", 2, **former)
+    path = change_training(tmp_path / "half" / "checkpoints" / "last.ckpt", tmp_path, age)
+    loss, weights = train("rest", 3, path, zscore=zscore)
+    assert (loss.zscore, loss.weight) == (zscore or 1.0, 1.0)
+    loss, weights = train("end", 4, tmp_path / "rest" / "checkpoints" / "last.ckpt")
+    assert (loss.zscore, loss.weight) == pytest.approx((zscore or 1.0, 1.0))
+    assert same(weights, whole) == (zscore is None)
+
+
+@pytest.mark.parametrize(("depth", "layer"), [(28, 8), (24, 8), (23, 8), (12, 4), (3, 1)])
+def test_repa_chooses_the_layer_by_depth(depth, layer, teacher):
+    loss = REPA(teacher, hidden=8)
+    loss.bind(Blocks(depth))
+    assert loss.layers == [layer]
+
+
+def test_timm_encoders_see_224_pixels_with_pretrained_weights_and_with_a_file(tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    model = timm.create_model("test_vit", num_classes=0).eval()  # of 160 pixels
+    for value in model.parameters():
+        nn.init.normal_(value, std=0.05)
+    snapshot = tmp_path / "models--timm--test_vit.r160_in1k" / "snapshots" / "0"
+    snapshot.mkdir(parents=True)
+    save_file(model.state_dict(), snapshot / "model.safetensors")
+    (tmp_path / "models--timm--test_vit.r160_in1k" / "refs").mkdir()
+    (tmp_path / "models--timm--test_vit.r160_in1k" / "refs" / "main").write_text("0")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    images = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(1)) * 2 - 1
+    targets = []
+    for name in ("timm:test_vit", f"timm:test_vit={snapshot / 'model.safetensors'}"):
+        loss = REPA(name, hidden=8)
+        assert loss.teacher.net.image_size == 224
+        targets.append(loss.target(images, 14**2))
+    assert torch.equal(*targets)
+    model.set_input_size((224, 224))
+    pictures = interpolate(images.expand(-1, 3, -1, -1), size=(224, 224), mode="bicubic", antialias=True).clamp(-1, 1)
+    config = timm.data.resolve_model_data_config(model)
+    mean, std = (torch.tensor(config[key])[:, None, None] for key in ("mean", "std"))
+    with torch.no_grad():
+        expected = model.forward_features(((pictures + 1) / 2 - mean) / std)  # after the final norm
+    torch.testing.assert_close(targets[0], expected[:, 1:], atol=1e-5, rtol=1e-4)
+
+
+def test_the_conv_projector_keeps_the_rows_of_the_grid():
+    projector = ConvProjector(1, 1)
+    nn.init.zeros_(projector.weight)
+    nn.init.zeros_(projector.bias)
+    with torch.no_grad():
+        projector.weight[0, 0, 1, 2] = 1.0  # the right neighbour
+    found = projector(torch.arange(1.0, 10.0).reshape(1, 9, 1)).flatten()
+    assert found.tolist() == [2, 3, 0, 5, 6, 0, 8, 9, 0]
 
 
 def test_a_teacher_of_other_images_is_refused(teacher):
@@ -151,7 +239,9 @@ def test_a_grid_of_tokens_is_resized():
     grid = torch.arange(16.0).reshape(1, 4, 4, 1).flatten(1, 2)
     half = resize_grid(grid, 4)
     assert half.shape == (1, 4, 1)
-    assert half.mean().item() == pytest.approx(grid.mean().item())
+    weights = torch.tensor([[3.0, 3.0, 1.0, 0.0], [0.0, 1.0, 3.0, 3.0]]) / 7  # triangles two patches wide
+    expected = weights @ grid.reshape(4, 4) @ weights.T
+    torch.testing.assert_close(half.flatten(), expected.flatten())
     assert resize_grid(grid, 16) is grid
 
 

@@ -4,10 +4,10 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import same, state, tiny_net, tiny_task, tiny_trainer, train
+from conftest import refused, same, state, tiny_net, tiny_task, tiny_trainer, train
 from gloo import on_two_processes
 from lightning.pytorch import Callback
-from refusals import raises_user_error
+from refusals import find_line, raises_user_error
 from runs import StopAt, fit
 from small_mae import mae_task, small_mae
 from torch import nn
@@ -206,6 +206,15 @@ def test_what_cannot_be_observed_is_refused_before_training():
         Norm(weight=-1.0)
     with raises_user_error("Linear"):
         tiny_task(auxiliary=[nn.Linear(2, 2)])
+    with pytest.raises(TypeError, match=r"AuxiliaryLoss.*forward"):
+        AuxiliaryLoss()
+
+
+def test_settings_without_a_class_are_refused_before_training(tmp_path, monkeypatch, capsys):
+    (tmp_path / "entry.yaml").write_text("model: {init_args: {auxiliary: [{weight: 0.5}]}}")
+    for flag in ("--model.auxiliary.weight=0.5", "--model.auxiliary+=AuxiliaryLoss", "--config=entry.yaml"):
+        line = refused(capsys, train, monkeypatch, tmp_path, "fit", "--config=digits", flag)
+        find_line(line, "--model.auxiliary", "LayerSync")
 
 
 def rank_of_two(folder, rank):
@@ -232,9 +241,9 @@ from uvit_decay.tasks import AuxiliaryLoss
 
 
 class Repelled(AuxiliaryLoss):
-    def __init__(self, layers: list[str | int] | None = None, weight: float = 1.0, tau: float = 0.5) -> None:
+    def __init__(self, table: str, layers: list[str | int] | None = None, weight: float = 1.0) -> None:
         super().__init__(layers, weight)
-        self.tau = tau
+        self.tau = float(open(table).read())
 
     def forward(self, states, batch, times):
         (state,) = states.values()
@@ -249,20 +258,19 @@ def test_flags_add_losses_and_a_resumed_run_must_have_the_same(tmp_path, monkeyp
     small = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.callbacks=uvit_decay.callbacks.LastCheckpoint"]
     small += ["--trainer.limit_val_batches=0", "--trust=disp", "--trainer.log_every_n_steps=1"]
     losses = ["--model.auxiliary+=Repelled", "--model.auxiliary.weight", "0.25"]
-    losses += ["--model.auxiliary.layers", "[mid_block]"]
+    losses += ["--model.auxiliary.layers", "[mid_block]", "--model.auxiliary.table", "tau.txt"]
+    (tmp_path / "tau.txt").write_text("0.5")
     train(monkeypatch, tmp_path, "fit", *small, *losses, "--trainer.max_steps=2")
     run = tmp_path / "runs" / "digits" / "version_0"
     assert "train/aux/repelled" in (run / "metrics.csv").read_text().splitlines()[0]
     contents = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
     assert contents["settings"]["model.auxiliary.Repelled.weight"] == 0.25
     resume = [*small, "--trainer.max_steps=3", f"--ckpt_path={run / 'checkpoints' / 'last.ckpt'}"]
+    (tmp_path / "tau.txt").write_text("0.6")
     losses[2] = "0.5"
-    with pytest.raises(SystemExit):
-        train(monkeypatch, tmp_path, "fit", *resume, *losses)
-    assert "model.auxiliary.Repelled.weight" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        train(monkeypatch, tmp_path, "fit", *resume)
-    assert "model.auxiliary" in capsys.readouterr().err
+    line = refused(capsys, train, monkeypatch, tmp_path, "fit", *resume, *losses)
+    find_line(line, "model.auxiliary.Repelled.weight", "model.auxiliary.Repelled.table.sha256", "--resume.allow")
+    find_line(refused(capsys, train, monkeypatch, tmp_path, "fit", *resume), "model.auxiliary")
     train(monkeypatch, tmp_path, "fit", *resume, *losses, "--resume.allow=model.auxiliary")
 
 

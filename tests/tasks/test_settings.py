@@ -7,6 +7,7 @@ from conftest import refused, tiny_net, tiny_task, tiny_trainer, train
 from refusals import raises_user_error
 
 from uvit_decay.data import Images
+from uvit_decay.tasks.file_digests import digest_files
 from uvit_decay.tasks.resumption.settings import DECIDES, FORMS, allows, compare_settings, find_effect, is_same_run
 
 TINY = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.callbacks=[]", "--trainer.limit_val_batches=0"]
@@ -53,6 +54,31 @@ def test_which_settings_decide_how_training_goes_on():
     bound += " model.label_dropout trainer.callbacks.EMA.decay trainer.gradient_clip_val"
     assert {find_effect(name) for name in bound.split()} == {DECIDES}
     assert find_effect("model.optim.optimizer") == find_effect("model.frozen") == FORMS
+
+
+def test_a_file_that_a_setting_names_is_compared_by_its_contents(tmp_path):
+    paths = [tmp_path / name for name in ("a.pt", "b.pt", "other.pt")]
+    for path, text in zip(paths, ("one", "one", "two"), strict=True):
+        path.write_text(text)
+
+    def settings(value):
+        found = {"model.auxiliary.REPA.teacher": str(value), "model.init_from": str(paths[2]), "model.text": "x" * 9999}
+        return found | digest_files(found)
+
+    before = settings(paths[0])
+    assert len(before) == 4  # the teacher's checksum is added: what a run begins with does not shape it any more
+    assert is_same_run(before, settings(paths[1]))  # the same file in another place
+    assert not is_same_run(before, settings(paths[2]))
+    several = digest_files({"model.tables": [str(paths[0]), f"timm:vit={paths[2]}"]})
+    assert len(several["model.tables.sha256"].split()) == 2
+    paths[0].write_text("another")
+    (change,) = compare_settings(before, settings(paths[0]))
+    assert (change.name, change.flag, change.effect) == ("model.auxiliary.REPA.teacher.sha256", "", DECIDES)
+    assert not is_same_run(before, settings(paths[0]))
+    del before["model.auxiliary.REPA.teacher.sha256"]  # as in a run from before checksums were stored
+    (change,) = compare_settings(before, settings(paths[0]))
+    assert "not recorded" in str(change)
+    assert is_same_run(before, settings(paths[0]))
 
 
 def test_a_setting_or_a_group_or_all_may_be_allowed():

@@ -45,6 +45,7 @@ from uvit_decay.runtime.program import DEFAULT_CONFIG, find_bundled
 from uvit_decay.runtime.validation import flat
 from uvit_decay.tasks import Task
 from uvit_decay.tasks.ddp import register_ddp
+from uvit_decay.tasks.file_digests import digest_files
 from uvit_decay.tasks.resumption.files import (
     AUTO,
     NAMES,
@@ -281,10 +282,14 @@ class CLI(LightningCLI):
         return as_list(self._get(self.config, "resume.allow"))
 
     def _dump_settings(self) -> dict[str, Any]:
-        """Return the settings of this run in EXPERIMENT by flag, such as {"model.optim.lr": 1e-4}."""
+        """Return the settings of this run in EXPERIMENT by flag, such as {"model.optim.lr": 1e-4}.
+
+        The checksums of the files that they name are settings, too.
+        """
         text = self._parser(self.subcommand).dump(self.config[self.subcommand])
-        settings = flat(yaml.safe_load(text))
-        return {name: value for name, value in settings if name.startswith(EXPERIMENT)}
+        values = flat(yaml.safe_load(text))
+        settings = {name: value for name, value in values if name.startswith(EXPERIMENT)}
+        return settings | digest_files(settings)
 
 
 def as_list(value: Any) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pkgutil
 import re
 from argparse import Action
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,6 +22,7 @@ UNKNOWN = re.compile(r"unrecognized arguments: (\S+)|Option '([^']+)' is not acc
 UNKNOWN_CLASS = re.compile(r"Expected a dot import path string: (\w+)$|Expected a path but (\w+) either")
 CHOICES = re.compile(r"Expected a typing\.Literal\[(.*?)\]")
 VALUE = re.compile(r"(?:Given|Got) value: ([^\s({\[]+)$", re.MULTILINE)  # one word
+ABSTRACT = re.compile(r"Expected an instantiatable class, but ([\w.]+) is abstract")
 TYPE = re.compile(r"Expected an? <class '([\w.]+)'>\. Got value: (.*)")
 # Reasons of types that the value was not meant for.
 FORMS = re.compile(
@@ -113,6 +115,10 @@ def _reword(
     missing = UNKNOWN_CLASS.match(reason)
     if missing and bases:
         return _describe_class_error(missing[1] or missing[2], bases)
+    abstract = ABSTRACT.match(reason)
+    if abstract:
+        classes = ", ".join(_name_classes([pkgutil.resolve_name(abstract[1])]))
+        return f"its class is missing: name one first, with += or as class_path; classes are {classes}"
     choices = CHOICES.match(reason)
     if choices:
         known = [choice.strip("'") for choice in choices[1].split(", ")]
@@ -128,12 +134,17 @@ def _reword(
 
 def _describe_class_error(name: str, bases: Sequence[type]) -> str:
     """Return the reason that no class has this name, with the class that was probably meant or all known ones."""
+    known = _name_classes(bases)
+    hint = did_you_mean(name, known) or f"; classes are {', '.join(known)}"
+    return f"no class {name}{hint}"
+
+
+def _name_classes(bases: Sequence[type]) -> list[str]:
+    """Return the sorted names of the classes that may be built where objects of these `bases` are taken."""
     names: set[str] = set()
     for base in bases:
         names.update(kind.__name__ for kind in _find_concrete(base))
-    known = sorted(names)
-    hint = did_you_mean(name, known) or f"; classes are {', '.join(known)}"
-    return f"no class {name}{hint}"
+    return sorted(names)
 
 
 def _find_bases(action: Action) -> Iterator[type]:

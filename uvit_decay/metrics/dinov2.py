@@ -145,18 +145,6 @@ class DINOv2Net(nn.Module):
         return self.vit(pixels).float()
 
 
-def load_vision_transformer(path: Path) -> nn.Module:
-    """Return timm's network for 224x224 images with DINOv2's weights, in eval mode, with the original's positions.
-
-    Raises:
-        UserError: the file does not exist, cannot be read, or holds other weights.
-    """
-    if not path.is_file():
-        raise UserError(f"the DINOv2 weights {path} do not exist")
-    model, _, _ = _vision_transformer(_read_state(path), path)
-    return model.eval()
-
-
 def _read_state(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a file without the mask token of facebookresearch's layout."""
     tensors = load_weights(path, WEIGHTS)

@@ -183,7 +183,7 @@ class Pixels(nn.Module):
         yield x.flatten(1)[:, None]
 
 
-OUTSIDE = ("head", "fc_norm", "mask_token", "decoder_")  # beginnings of names that an encoder does not have
+OUTSIDE = ("head", "fc_norm", "decoder_")  # beginnings of names that an encoder does not have
 MAPS = ("model", "state_dict")  # keys of training files under which the weights may be stored
 
 
@@ -240,7 +240,7 @@ def timm_vit(name: str, file: Path | None = None, size: int | None = None) -> Ti
     Args:
         name: timm's name of the model.
         file: a .safetensors or a file of torch.save, in which no code is executed: a timm state_dict, or an official
-            MAE, whose decoder is left out. None for pretrained weights.
+            MAE, whose decoder is left out, or an official DINOv2. None for pretrained weights.
         size: side of the images that the model takes, to which its positions are interpolated; None for its own.
 
     Raises:

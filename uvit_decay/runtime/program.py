@@ -88,7 +88,7 @@ def find_bundled(name: str) -> Path:
     In a wheel the file is inside the package, in a checkout beside it.
     """
     inside = PACKAGE / name
-    return inside if inside.exists() else PACKAGE.parent / name
+    return inside if os.path.exists(inside) else PACKAGE.parent / name  # False for a text that cannot be a path
 
 
 def or_bundled(name: str | Path) -> Path:

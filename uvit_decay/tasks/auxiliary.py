@@ -9,6 +9,7 @@ each auxiliary loss is logged, without its weight, as train/aux/NAME.
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -25,8 +26,8 @@ PREFIX = "train/aux/"  # of names in logs
 LAYERS = "layers"  # argument of a network's forward, with which it also returns states
 
 
-class AuxiliaryLoss(nn.Module):
-    """Base class of auxiliary losses; a subclass defines `forward`.
+class AuxiliaryLoss(nn.Module, ABC):
+    """Abstract base class of auxiliary losses; a subclass defines `forward`.
 
     A loss may hold modules of its own, such as a projector. Their parameters are trained with the optimizer of the run,
     stored in its checkpoints and restored on resumption; a frozen module (requires_grad False) is neither trained nor
@@ -76,6 +77,7 @@ class AuxiliaryLoss(nn.Module):
     def remark(self, figures: dict[str, float]) -> str | None:
         """Return a line to print at a logged step, or None; `figures` are means over the global batch."""
 
+    @abstractmethod
     def forward(
         self, states: dict[str, Float[Tensor, "b n d"]], batch: Batch, times: Float[Tensor, " b"] | None
     ) -> Float[Tensor, ""]:
@@ -91,7 +93,6 @@ class AuxiliaryLoss(nn.Module):
                 and `sample_ids`, which key random numbers (`uvit_decay.runtime.random`).
             times: noise levels of the images that the network saw, in [0, 1] with 1 for noise; None for an MAE.
         """
-        raise NotImplementedError
 
 
 class AuxiliaryLosses(nn.ModuleList):

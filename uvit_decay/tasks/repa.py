@@ -5,45 +5,44 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, interpolate
 
 from uvit_decay.data.batches import Batch
 from uvit_decay.data.datamodule import ImageData
-from uvit_decay.metrics.dinov2 import load_vision_transformer
 from uvit_decay.nn.intermediates import layer_indices
 from uvit_decay.nn.mae import MAE
 from uvit_decay.representations.features import final_norm
-from uvit_decay.representations.networks import TIMM, ProbedNetwork, TimmViT, fit_pictures, open_network
-from uvit_decay.runtime.errors import UserError, check_choice, check_whole
-from uvit_decay.runtime.files import at_home
+from uvit_decay.representations.networks import ProbedNetwork, fit_pictures, open_network
+from uvit_decay.runtime.errors import UserError, check_choice, check_numbers, check_whole
 from uvit_decay.sampling_options import LoadingOptions
 from uvit_decay.tasks.auxiliary import AuxiliaryLoss
 from uvit_decay.tasks.loader_data import LoaderData
 
 ProjectorKind = Literal["mlp", "conv"]
-WEIGHTS = {"mlp": 0.5, "conv": 1.0}  # of the authors of REPA and iREPA
+WEIGHT = 0.5  # of the authors of REPA
+# Data -> z-score and weight of the authors of iREPA, in their versions for latents and for pixels.
+PUBLISHED = {"latents": (0.6, 1.0), "pixels": (0.8, 0.5)}
+FORMER = (1.0, 1.0)  # z-score and weight of iREPA in checkpoints that do not store them, up to commit 72e8659
 EPS = 1e-6  # added to iREPA's standard deviation
+TEACHER_SIZE = 224  # pixels of the images that timm's encoders see, as in REPA
 
 
 def open_teacher(name: str, trust: Sequence[str] = ()) -> ProbedNetwork:
     """Open an encoder in eval mode without gradients: a checkpoint or folder of this project, or timm:NAME[=FILE].
 
-    For a DINOv2 of timm with a FILE the positions are interpolated to 224 pixels as in facebookresearch/dinov2.
+    An encoder of timm sees TEACHER_SIZE pixels, to which its positions are interpolated (bicubic, antialiased), as in
+    the code of REPA's authors.
 
     Raises:
         UserError: it does not exist, cannot be read, or is a denoiser.
     """
-    model, _, file = name.removeprefix(TIMM).partition("=")
-    if name.startswith(TIMM) and "dinov2" in model and file:
-        net = TimmViT(load_vision_transformer(at_home(file)))
-        found = ProbedNetwork(net, f"{model}-{Path(file).stem}", model, {"checkpoint": name, "weights": file})
-    else:
-        found = open_network(Path(name), LoadingOptions(trust=trust))
+    found = open_network(Path(name), LoadingOptions(trust=trust), TEACHER_SIZE)
     if not found.is_encoder:
         raise UserError(f"--model.auxiliary.teacher {name} is a denoiser: give an encoder, such as an MAE's checkpoint")
     found.net.eval().requires_grad_(False)
@@ -61,24 +60,34 @@ class REPA(AuxiliaryLoss):
     interpolated to the network's grid (bilinear, antialiased). The encoder is frozen and not stored in checkpoints. The
     projector is trained and stored.
 
-    `mlp` is REPA: three linear layers with SiLU between. `conv` is iREPA: one 3x3 convolution, and targets that are
-    standardised over the patches of an image for each channel. On ImageNet-256 with DINOv2-B, SiT-XL/2 without guidance
-    is reported at FID 7.9 instead of 17.2 (80 epochs). The effect of a decayed MAE as the encoder is not known.
+    `mlp` is REPA: three linear layers with SiLU between. `conv` is iREPA (Singh et al., arXiv 2512.10794): one 3x3
+    convolution, and targets (e - zscore * mean) / (std + 1e-6), with the mean and the unbiased standard deviation over
+    the patches of an image, for each channel.
+
+    The paper of REPA reports FID 7.9 instead of 17.2 for SiT-XL/2 with DINOv2-B (ImageNet-256, 80 epochs, no guidance).
+    There the denoiser sees latents and the encoder sees the pixels of the same images. This is not possible here: data
+    of latents hold no pixels, so their encoder must be an encoder of the same latents. The effect of a decayed MAE as
+    the encoder is not known.
 
     Args:
         teacher: the encoder: a checkpoint or exported folder of this project, of the same pixels or the same latents,
-            or for pixels timm:NAME (weights from the hub's cache or the network) or timm:NAME=FILE.
+            or for pixels timm:NAME (weights from the hub's cache or the network) or timm:NAME=FILE, at 224 pixels.
         layer: name or number of the layer; number i is the state after block i. Null: 8 for networks with 24 blocks or
             more, otherwise a third of the depth (4 of 12, as in iREPA for SiT-B).
         projector: `mlp` or `conv`.
-        weight: factor of this loss in the loss of a step, not negative; null: 0.5 for `mlp`, 1 for `conv`.
+        weight: factor of this loss in the loss of a step, not negative. Null: 0.5 for `mlp`; for `conv` 1 for latents
+            and 0.5 for pixels, or in a resumed run the weight of its checkpoint.
         hidden: width of the hidden layers of `mlp`.
         trust: modules or classes from elsewhere that the teacher's checkpoint may name, see docs/extending.md.
+        zscore: factor of the mean over patches in the targets of `conv`, in [0, 1]. Null: 0.6 for latents and 0.8 for
+            pixels, as in the authors' code, or in a resumed run the factor of its checkpoint.
 
     Raises:
         UserError: a teacher that is missing, is a denoiser, or does not fit the images of the data; a layer that the
-            network does not have; a masked autoencoder as the network.
+            network does not have; a masked autoencoder as the network; a number out of range; `zscore` for `mlp`.
     """
+
+    ADDED = ("recipe",)  # tensors that checkpoints of earlier versions lack
 
     def __init__(
         self,
@@ -88,15 +97,52 @@ class REPA(AuxiliaryLoss):
         weight: float | None = None,
         hidden: int = 2048,
         trust: list[str] | None = None,
+        zscore: float | None = None,
     ) -> None:
         check_choice(ProjectorKind, projector=projector)
         check_whole(1, hidden=hidden)
-        super().__init__(None, WEIGHTS[projector] if weight is None else weight)
+        if zscore is not None:
+            check_numbers("[0, 1]", zscore=zscore)
+            if projector == "mlp":
+                raise UserError(f"zscore {zscore:g} is for projector conv: leave it out for projector mlp")
+        super().__init__(None, WEIGHT if weight is None else weight)
         self.layer = layer
         self.kind = projector
         self.hidden = hidden
         self.teacher = open_teacher(teacher, trust or ())  # not a module of this one: neither stored nor trained
         self.where = f"--model.auxiliary.teacher {teacher}"
+        self.zscore = 0.0  # of `conv`
+        if projector == "conv":
+            self._given = (zscore, weight)
+            self._set_recipe(PUBLISHED[self._sees()])
+            self.register_buffer("recipe", torch.tensor([self.zscore, self.weight]))  # stored in checkpoints
+            self.register_load_state_dict_pre_hook(_add_former_recipe)
+            self.register_load_state_dict_post_hook(lambda loss, _: loss._keep_recipe())
+
+    def _sees(self) -> str:
+        """Return what the encoder sees, latents or pixels."""
+        return "latents" if self.teacher.latents else "pixels"
+
+    def _set_recipe(self, defaults: Sequence[float]) -> None:
+        """Set z-score and weight: the constructor's arguments, and these defaults for arguments that are null."""
+        chosen = []
+        for given, default in zip(self._given, defaults, strict=True):
+            chosen.append(default if given is None else given)
+        self.zscore, self.weight = chosen
+
+    def _keep_recipe(self) -> None:
+        """Continue with the z-score and the weight of a checkpoint where the arguments are null; say so if they differ.
+
+        So a run that began before these defaults were the published ones does not change its loss.
+        """
+        before = torch.tensor([self.zscore, self.weight])
+        self._set_recipe(self.recipe.tolist())
+        now = torch.tensor([self.zscore, self.weight])
+        self.recipe.copy_(now)
+        if not torch.equal(before, now):
+            kept = f"zscore {self.zscore:g}, weight {self.weight:g}"
+            zscore, weight = before.tolist()
+            rank_zero_info(f"REPA continues with {kept}, as in its checkpoint; a new run has {zscore:g}, {weight:g}")
 
     def bind(self, net: nn.Module) -> None:
         """Find the layer of the network, and build the projector from its width to the encoder's."""
@@ -115,7 +161,7 @@ class REPA(AuxiliaryLoss):
     def prepare(self, data: ImageData | LoaderData, images: int) -> None:
         """Raise a UserError if the encoder cannot see the images of the data."""
         ours = "latents" if data.latents else "pixels"
-        theirs = "latents" if self.teacher.latents else "pixels"
+        theirs = self._sees()
         if ours != theirs:
             raise UserError(f"{self.where} sees {theirs}, the data are {ours}: give an encoder of {ours}")
         net = self.teacher.net
@@ -148,8 +194,13 @@ class REPA(AuxiliaryLoss):
         tokens = resize_grid(tokens[:, net.num_prefix_tokens :].float(), patches)
         if self.kind == "conv":
             spread, mean = torch.std_mean(tokens, dim=1, keepdim=True)
-            tokens = (tokens - mean) / (spread + EPS)
+            tokens = (tokens - self.zscore * mean) / (spread + EPS)
         return tokens
+
+
+def _add_former_recipe(loss: REPA, state: dict[str, Any], prefix: str, *_: object) -> None:
+    """Add the z-score and the weight of a run whose checkpoint does not store them."""
+    state.setdefault(f"{prefix}recipe", torch.tensor(FORMER))
 
 
 class ConvProjector(nn.Conv2d):

@@ -15,6 +15,7 @@ from uvit_decay.data.datamodule import ImageData
 from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.runtime.validation import is_plain
+from uvit_decay.tasks.own import expected_state
 from uvit_decay.tasks.resumption.form import MALFORMED, check_form, check_tensors
 from uvit_decay.tasks.resumption.settings import (
     DECIDES,
@@ -24,7 +25,6 @@ from uvit_decay.tasks.resumption.settings import (
     allows,
     compare_settings,
     explain_refusal,
-    find_effect,
     resolve_class,
     tuple_to_list,
 )
@@ -68,7 +68,7 @@ def _check_settings(
     for part, ours in task.function_spec().items():
         function += compare_specs(part, getattr(card, part), ours)
     changes = compare_settings(before, task.settings)
-    fixed = [change for change in changes if find_effect(change.name) == FORMS]
+    fixed = [change for change in changes if change.effect == FORMS]
     allowable: list[Change] = []
     if not function or _has_same_tensors(contents["state_dict"], task):
         allowable += function
@@ -77,7 +77,7 @@ def _check_settings(
     if trains:
         known = [change.flag for change in function]
         for change in changes:
-            if find_effect(change.name) == DECIDES and not allows(known, change.name):
+            if change.effect == DECIDES and not allows(known, change.name):
                 allowable.append(change)
     refused = [change for change in allowable if not allows(task.allowed, change.flag or change.name)]
     if not (fixed or refused):
@@ -92,8 +92,8 @@ def _check_settings(
 
 def _has_same_tensors(stored: Any, task: LightningModule) -> bool:
     """Return whether stored weights have the form of the task's weights, and equal alphas, betas and scales."""
-    ours = dict(task.state_dict())
     try:
+        ours = expected_state(task, stored)
         check_tensors(stored, ours, "state_dict")
     except MALFORMED:
         return False

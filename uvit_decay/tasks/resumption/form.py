@@ -12,7 +12,7 @@ from torch import Tensor
 
 from uvit_decay.checkpoint.io import read_average
 from uvit_decay.runtime.tensor_files import has_values
-from uvit_decay.tasks.own import own_parameters
+from uvit_decay.tasks.own import expected_state, own_parameters
 
 MOST = 2**48  # exclusive bound of counters
 VERSION = "pytorch-lightning_version"
@@ -33,7 +33,8 @@ def check_form(contents: Mapping[str, Any], task: LightningModule, positioned: b
     version = contents[VERSION]
     if not LIGHTNING.fullmatch(version):
         raise ValueError(f"{VERSION} is {version!r:.40}")
-    check_tensors(contents["state_dict"], dict(task.state_dict()), "state_dict")
+    weights = contents["state_dict"]
+    check_tensors(weights, expected_state(task, weights), "state_dict")
     ema = contents["callbacks"].get("EMA", {})
     shadow = read_average(ema, "the checkpoint")
     if shadow:

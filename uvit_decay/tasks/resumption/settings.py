@@ -15,6 +15,8 @@ from uvit_decay.tasks.optimization import ALTERNATIVES
 Settings = Mapping[str, Any]  # values by flag without dashes: {"model.optim.lr": 1e-4}
 
 MISSING = "nothing"
+SHA256 = ".sha256"  # end of the name of a file's checksum, see uvit_decay/tasks/file_digests.py
+UNRECORDED = "not recorded"  # checksum of a file in runs up to commit 72e8659
 ALL = "all"  # in --resume.allow
 FORMS = "forms the state of the optimizer"
 DECIDES = "decides how a run trains"  # apart from its length and devices
@@ -69,7 +71,7 @@ def allows(allowed: Sequence[str], name: str) -> bool:
 def is_same_run(before: Settings, now: Settings, allowed: Sequence[str] = ()) -> bool:
     """Return whether two runs have equal settings, apart from those that are `allowed` or change no weight."""
     for change in compare_settings(before, now):
-        if find_effect(change.name) != FREE and not allows(allowed, change.name):
+        if change.effect != FREE and not allows(allowed, change.name):
             return False
     return True
 
@@ -90,6 +92,11 @@ class Change:
     now: Any
     flag: str | None = None
 
+    @property
+    def effect(self) -> str:
+        """What the setting does to a run; a checksum that was not recorded refuses nothing."""
+        return FREE if self.before == UNRECORDED else find_effect(self.name)
+
     def __str__(self) -> str:
         return f"{self.name} {self.now} (was {self.before})"
 
@@ -104,12 +111,26 @@ def compare_settings(before: Settings, now: Settings) -> list[Change]:
     defaults = dict(_find_defaults(before, now))
     before = _add_optimizer_defaults({**defaults, **before})
     now = _add_optimizer_defaults(now)
-    found = []
+    found: list[Change] = []
     for name in {**before, **now}:
-        then, value = before.get(name, MISSING), now.get(name, MISSING)
-        if then != value:
-            found.append(Change(name, then, value))
+        if not name.endswith(SHA256):
+            found += _compare_setting(name, before, now)
     return found
+
+
+def _compare_setting(name: str, before: Settings, now: Settings) -> Iterator[Change]:
+    """Yield the difference in a setting, if any: in its value, or in the checksum of the file that it names.
+
+    A file of the same checksum is the same, wherever it is.
+    """
+    then, value = before.get(name, MISSING), now.get(name, MISSING)
+    digest = name + SHA256
+    stored, ours = before.get(digest), now.get(digest)
+    is_same_file = stored is not None and stored == ours
+    if then != value and not is_same_file:
+        yield Change(name, then, value)
+    elif then == value and stored != ours:
+        yield Change(digest, UNRECORDED if stored is None else stored, MISSING if ours is None else ours, flag="")
 
 
 def _add_optimizer_defaults(settings: Settings) -> Settings:
