@@ -31,11 +31,11 @@ def test_images_take_the_size_that_is_set_for_the_network(images, tmp_path, monk
 
 def test_a_size_of_the_data_and_the_default_configuration_are_not_overruled(images, tmp_path, monkeypatch, capsys):
     line = refused(capsys, train, monkeypatch, tmp_path, "fit", *images)  # digits.yaml has a network of 8 pixels
-    assert "--data.image_size 8 (or --model.net.image_size 32)" in line
+    assert "--model.net.image_size 32 (or --data.image_size 8)" in line
     line = refused(
         capsys, train, monkeypatch, tmp_path, "fit", *images, "--data.image_size=32", "--model.net.image_size=16"
     )
-    assert "--data.image_size 16 (or --model.net.image_size 32)" in line
+    assert "--model.net.image_size 32 (or --data.image_size 16)" in line
 
 
 def test_a_configuration_that_names_the_network_alone_decides(images, tmp_path, monkeypatch):

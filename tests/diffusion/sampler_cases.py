@@ -18,7 +18,7 @@ NAMES = [name for name in SAMPLERS if name not in SAME and not SAMPLERS[name].le
 def sound(name, path):
     """Whether the sampler takes the path."""
     try:
-        SAMPLERS[name].check(path)
+        SAMPLERS[name].check(path, name)
     except UserError:
         return False
     return True

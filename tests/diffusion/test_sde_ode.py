@@ -119,15 +119,15 @@ def test_one_step_of_each_method_is_its_formula(path):
 def test_what_is_infinite_at_the_start_is_a_user_error(path):
     refused = dict.fromkeys(("euler-maruyama", "uvit-em"), ("sbdm", "t = 1"))
     refused |= dict.fromkeys(("uvit-dpm", "uvit-dpm++"), ("log-SNR", "t = 1"))
-    refused["dit-ddpm"] = ("DiT", "DDPMLinear")
+    refused["dit-ddpm"] = "DDPMLinear"
     for name, sampler in SAMPLERS.items():
         if not sampler.learned_variance:
-            sampler.check(VP())
+            sampler.check(VP(), name)
         if name not in refused:
-            sampler.check(path)
+            sampler.check(path, name)
             continue
-        with raises_user_error(refused[name]):
-            sampler.check(path)
+        with raises_user_error(name, refused[name]):
+            sampler.check(path, name)
 
 
 @pytest.mark.parametrize(("options", "reason"), [(dict(norm=0.0), "norm"), (dict(last_time=1.0), "last_time")])

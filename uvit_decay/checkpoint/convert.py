@@ -77,6 +77,10 @@ def export_file(
 
     Returns:
         Notes for the user: what an importer of the file has to be given, or how timm reads it.
+
+    Raises:
+        UserError: `source` cannot be read, `target` cannot be written or has another suffix, or the format cannot hold
+            the network or the dtype.
     """
     with _target(source, target, (".safetensors", ".pth", ".pt")):
         stored = read(source, weights)

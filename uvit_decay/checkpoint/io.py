@@ -107,7 +107,10 @@ class ModelCard:
         check_whole(0, 2**63 - 1, step=self.step)
         missing = [name for name in ("path", "prediction", "sampling") if getattr(self, name) is None]
         if len(missing) in (1, 2):
-            raise UserError(f"its model card lacks {missing[0]}, a denoiser has path, prediction and sampling")
+            raise UserError(
+                f"its model card lacks {missing[0]}, a denoiser has path, prediction and sampling: export or copy the "
+                "file again"
+            )
 
     @classmethod
     def from_dict(cls, values: Any, where: Path | str) -> ModelCard:
@@ -123,7 +126,10 @@ class ModelCard:
         names = {field.name for field in fields(cls)}
         try:
             if not is_plain(values):
-                raise UserError("its model card holds more than names and plain values, or has no end")
+                raise UserError(
+                    "its model card holds more than names and plain values, or is too large: export or copy the file "
+                    "again"
+                )
             values = as_type(dict[str, object], values, "its model card")
             known = {name: value for name, value in values.items() if name in names}
             sampling = known.get("sampling")

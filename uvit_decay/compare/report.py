@@ -81,7 +81,12 @@ class Row(NamedTuple):
 
 
 def rows(groups: Groups, rank: str = ENTROPY) -> list[Row]:
-    """Return a row for each group, and a last row with the correlations over all runs."""
+    """Return a row for each group, and a last row with the correlations over all runs.
+
+    Args:
+        groups: labels, one for each option -> runs with these values, see `group_by_options`.
+        rank: key of the rank that is correlated with the accuracy, one of RANKS.
+    """
     table = []
     labels: tuple[str, ...] = ()
     for labels, runs in groups.items():
@@ -154,7 +159,12 @@ def _has_values(table: Sequence[Row], key: str) -> bool:
 
 
 def markdown(options: Sequence[str], table: Sequence[Row]) -> str:
-    """Return the table as Markdown, without the columns in which no run has a value."""
+    """Return the table as Markdown, without the columns in which no run has a value.
+
+    Args:
+        options: names of the options, the headings of the labels.
+        table: the rows, see `rows`.
+    """
     shown = []
     header = [*options, "runs"]
     for key in COLUMNS:
@@ -176,7 +186,13 @@ def _markdown_row(cells: Sequence[str]) -> str:
 
 
 def save_csv(path: Path, options: Sequence[str], table: Sequence[Row]) -> None:
-    """Write the table as CSV; each row includes the last step and the protocol of its metrics of samples."""
+    """Write the table as CSV; each row includes the last step and the protocol of its metrics of samples.
+
+    Args:
+        path: the file, which is replaced.
+        options: names of the options, the headings of the labels.
+        table: the rows, see `rows`.
+    """
     text = io.StringIO()
     writer = csv.writer(text)
     header = [*options, "runs", "step"]
@@ -238,7 +254,15 @@ def describe_metrics(runs: Sequence[Run]) -> str:
 
 
 def save_curves(path: Path, by: str, groups: Groups, x: str, rank: str) -> None:
-    """Draw rank and accuracies over training, and rank against best probe; without probes, the metrics of samples."""
+    """Draw rank and accuracies over training, and rank against best probe; without probes, the metrics of samples.
+
+    Args:
+        path: the picture, which is replaced.
+        by: name of the option, the title of the legend.
+        groups: the label of one option -> runs with these values, see `group_by_options`.
+        x: name of the value on the horizontal axis, such as `step`.
+        rank: key of the rank, one of RANKS.
+    """
     every_run = list_runs(groups)
     probed = any(run.probed for run in every_run)
     histories: dict[str, list[Sequence[Mapping[str, float]]]] = {}
@@ -257,7 +281,15 @@ def save_curves(path: Path, by: str, groups: Groups, x: str, rank: str) -> None:
 
 
 def save_final_values(path: Path, names: Sequence[str], groups: Groups, option: str, rank: str) -> None:
-    """Draw rank and accuracies of the last evaluations against `option`, a curve for each value of the first option."""
+    """Draw rank and accuracies of the last evaluations against `option`, a curve for each value of the first option.
+
+    Args:
+        path: the picture, which is replaced.
+        names: names of the two options, of the curves and of the horizontal axis.
+        groups: labels of the two options -> runs with these values, see `group_by_options`.
+        option: the second option, in full, as in the runs' configurations.
+        rank: key of the rank, one of RANKS.
+    """
     every_run = list_runs(groups)
     shown = _panel_titles(every_run, rank)
     if any(run.top1 is not None for run in every_run):

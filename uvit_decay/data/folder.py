@@ -116,7 +116,9 @@ class Images(ImageData):
         self._training_files = listing, training
         if test is not None:
             if test.class_names != listing.class_names:
-                raise UserError(f"{self.test_name} and {self.path} have different classes; make their folders the same")
+                raise UserError(
+                    f"{self.test_name} and {self.path} have different classes: give test images of the same"
+                )
             self._compare(listing, training, test)
         self.train = self._train_set(listing, training)
         if test is not None:

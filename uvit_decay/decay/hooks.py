@@ -91,16 +91,25 @@ class HookedBranches:
     def enter(self, norm: nn.Module, args: tuple) -> tuple:
         """Replace the first argument of a norm by the decayed stream (pre-hook of every norm)."""
         if not args or not isinstance(args[0], Tensor):
-            raise UserError(f"one of {self.norms} got no tensor as its first argument; name modules called with x")
+            raise UserError(
+                f"one of {self.norms} got no tensor as its first argument: name in `pairs` the modules that a branch "
+                "calls first, with the stream x"
+            )
         return (self.on_norm_input(args[0]), *args[1:])
 
     def leave(self, module: nn.Module, args: tuple, out: object) -> Tensor:
         """Replace the output of the module that ends the branches, then clear the state (its forward hook)."""
         if self.state.count != len(self.norms):
-            raise UserError(f"{self.end!r} ran after {self.state.count} of the calls of {self.norms}; check the names")
+            raise UserError(
+                f"{self.end!r} ran after {self.state.count} of the calls of {self.norms}: list the branches in `pairs` "
+                "in the order in which they run, each with the module that it calls last"
+            )
         # The output must have the shape of the tensor to which it is added. Otherwise the names are wrong.
         if not isinstance(out, Tensor) or self.state.v is None or out.shape != self.state.v.shape:
-            raise UserError(f"{self.end!r} returns no tensor in the shape of {self.modules[-2]!r}; check the names")
+            raise UserError(
+                f"{self.end!r} returns no tensor in the shape of the input of {self.modules[-2]!r}, to which it is "
+                "added: correct their entry in `pairs`"
+            )
         decayed = self.apply_decay(out)
         self.forget()
         return decayed

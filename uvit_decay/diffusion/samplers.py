@@ -52,14 +52,15 @@ class Sampler:
             return None
         return self.evaluations * (steps - self.single_last) + self.single_last
 
-    def check(self, path: NoisePath) -> None:
-        """Raise a UserError if this sampler is not defined on `path`."""
+    def check(self, path: NoisePath, name: str) -> None:
+        """Raise a UserError if this sampler, which `name` names, is not defined on `path`."""
+        where = f"sampler {name} is not defined on the path {type(path).__name__}"
         if self.sde and self.sde.form == "sbdm" and isinstance(path, Interpolant):
-            raise UserError(f"g^2 / 2 (sbdm) is infinite at t = 1 on the path {type(path).__name__}; use sit-sde")
+            raise UserError(f"{where}, where g^2 / 2 (sbdm) is infinite at t = 1: use sampler sit-sde")
         if self.noisy_start and isinstance(path, Interpolant):
-            raise UserError(f"the log-SNR is infinite at t = 1 on the path {type(path).__name__}; use sampler dpm++")
+            raise UserError(f"{where}, where the log-SNR is infinite at t = 1: use sampler dpm++")
         if self.learned_variance and not isinstance(path, DDPMLinear):
-            raise UserError(f"DiT's sampler is for the levels of DDPMLinear, not for {type(path).__name__}; use ddpm")
+            raise UserError(f"{where}, only on the levels of DDPMLinear: use sampler ddpm")
 
 
 def sde_sampler(sde: SDE, steps: int, paper: bool = False) -> Sampler:

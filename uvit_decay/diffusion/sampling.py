@@ -168,7 +168,7 @@ class DiffusionModel:
 
     def check(self, sampling: Sampling) -> None:
         """Raise a UserError if the network does not support the options of `sampling`."""
-        sampling.method.check(self.path)
+        sampling.method.check(self.path, sampling.sampler)
         if sampling.method.learned_variance and not self.learned_variance:
             raise UserError(f"sampler {sampling.sampler} needs a network with a learned variance, as DiT's; use ddpm")
         if self.guide is not None:

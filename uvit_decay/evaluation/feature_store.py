@@ -117,7 +117,10 @@ class FeatureStore:
         path = self._file(part)
         metadata, tensors = load_tensors(path, verify=part not in self._verified)
         if metadata.get(OWNER) != self._owner(part):
-            raise UserError(f"{path} is a part of an older version, of another store, or of other images of this store")
+            raise UserError(
+                f"{path} is a part of an older version, of another store, or of other images of this store: delete the "
+                "folder, and the features are extracted again"
+            )
         self._verified.add(part)
         return tensors
 

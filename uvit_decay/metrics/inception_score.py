@@ -20,6 +20,13 @@ def inception_score(logits: Float[Tensor, "n k"], splits: int = 10) -> tuple[flo
 
     Order and parts are torch-fidelity's: NumPy's permutation of seed 2020, cut at i n // splits. Computed on the CPU,
     one part at a time.
+
+    Args:
+        logits: logits of n images for k classes, before the softmax.
+        splits: number of parts, from 1 to n.
+
+    Raises:
+        UserError: there are fewer images than parts, or logits that are not finite.
     """
     n = len(logits)
     if n < splits:

@@ -29,6 +29,13 @@ def kernel_distance(
     The subsets are torch-fidelity's with fake images as its input 1 and real images as its input 2. The mean is
     unbiased and can be negative.
 
+    Args:
+        real: features of n real images.
+        fake: features of m fake images.
+        subsets: number of pairs of random subsets.
+        subset_size: images in a subset, drawn without replacement; from 2 to the smaller of n and m.
+        seed: seed of the subsets.
+
     Raises:
         UserError: features have different widths or are not finite, or there are fewer images than in a subset.
     """

@@ -32,6 +32,11 @@ def mind(
     directions. Each W^2 is exact for any n and m, because quantiles are step functions, without interpolation. Features
     are projected in float32, distances computed in float64, on the features' device.
 
+    Args:
+        real: features of n real images.
+        fake: features of m fake images.
+        projections: number of directions, from 1.
+
     Raises:
         UserError: features have different widths or are not finite.
     """

@@ -35,6 +35,12 @@ def precision_recall(
     Precision is the fraction of fake y with |y - x| <= NND_k(x, real) for some real x. Recall is the same with real and
     fake exchanged. Computed on the features' device.
 
+    Args:
+        real: features of n real images.
+        fake: features of m fake images.
+        k: number of the neighbour whose distance is the radius, from 1; less than n and m.
+        block: side of a tile of distances; it changes time and memory, not the result.
+
     Raises:
         UserError: features have different widths or are not finite, or there are at most k images on one side.
     """

@@ -52,13 +52,19 @@ FAMILIES = (
 
 
 def create_model(name: str, alpha_min: float = 1.0, **options: Any) -> UViT | SiT | ViT | MAE:
-    """Return the network `<size>/<patch size>`, for instance "uvit-m/2"; `options` are other arguments of its class.
+    """Return a network with one of the papers' sizes, in training mode, with random weights.
 
     Residual branches of denoisers are initialised to output 0 with and without decay; `zero_init=False` gives the
     official U-ViT. A ViT or MAE has the default initialisation of its class.
 
+    Args:
+        name: "<size>/<patch size>", for instance "uvit-m/2". Sizes are uvit-s, uvit-s-deep, uvit-m, uvit-l, uvit-h,
+            sit-s, sit-b, sit-l, sit-xl, and for ViT and MAE vit-b or mae-b, with s, b, l, h, 1024x12 and 768x18.
+        alpha_min: factor of the shortcut at the last block; 1 is the network without decay.
+        options: other arguments of the class of the network, such as `image_size`.
+
     Raises:
-        UserError: an unknown size.
+        UserError: an unknown size, or arguments that the network refuses.
     """
     size, _, patch = name.partition("/")
     for family in FAMILIES:

@@ -262,7 +262,8 @@ def timm_vit(name: str, file: Path | None = None, size: int | None = None) -> Ti
         model = timm.create_model(name, num_classes=0, img_size=size)
         _load(model, name, file)
     else:
-        with explain(f"weights of timm {name}", OSError, RuntimeError, ValueError, hint="or name a file: =FILE"):
+        hint = f"to read them from a file, give {TIMM}{name}=FILE"
+        with explain(f"weights of timm {name}", OSError, RuntimeError, ValueError, hint=hint):
             model = timm.create_model(name, pretrained=True, num_classes=0, img_size=size)
         if licence := model.pretrained_cfg.get("license"):
             print(f"{name}: licence {licence}")

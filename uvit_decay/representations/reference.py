@@ -208,6 +208,10 @@ def cknna(a: Neighbourhood, b: Neighbourhood) -> Float64[Tensor, ""]:
     """Return CKNNA of two features of the same images: about 1 for equal features, about 0 for independent ones.
 
     CKNNA is 0 if Align(K, K) Align(L, L) is not positive, which can happen if no neighbours are mutual.
+
+    Args:
+        a: neighbourhood of n images in the features of one network, see `Neighbourhood.of`.
+        b: neighbourhood of the same images in the features of the other network, with the same k.
     """
     scale = a.alignment(a) * b.alignment(b)
     denominator = scale.clamp(min=0).sqrt() + ADDED

@@ -27,8 +27,11 @@ def check_match(net: nn.Module, data: ImageData) -> None:
 
 
 def _choose_flags(data: ImageData, name: str, of_data: int, of_net: int) -> str:
-    """Return the flags of which either makes network and data agree on `name`; the flag of the data comes first."""
+    """Return the flags of which either makes network and data agree on `name`.
+
+    The flag of the network comes first: images of another size or in grey are rarely what is wanted.
+    """
     of_model = f"--model.net.{name} {of_data}"
     if name not in data.adjustable:
         return of_model
-    return f"--data.{name} {of_net} (or {of_model})"
+    return f"{of_model} (or --data.{name} {of_net})"

@@ -82,7 +82,10 @@ def _open(
     metadata, tensors = load_tensors(path, verify)
     owner = _owner(manifest, number)
     if metadata.get(OWNER, owner) != owner:
-        raise UserError(f"{path} is a shard of other latents, or another shard of these latents")
+        raise UserError(
+            f"{path} is a shard of other latents, or another shard of these latents: copy the folder again, or encode "
+            "the images into a new folder"
+        )
     count = len(plan.images)
     expected = {
         "moments": (getattr(torch, manifest.dtype), (count, *manifest.row)),
