@@ -4,6 +4,7 @@ import io
 import json
 import os
 import resource
+import tracemalloc
 import zipfile
 from types import SimpleNamespace
 
@@ -116,6 +117,8 @@ def test_labels_that_can_be_none_are_refused_at_once(tmp_path, labels):
     ("change", "message"),
     [
         ({"sigma": COV + np.triu(COV, 1)}, "not symmetric"),
+        ({"sigma": -COV}, "negative"),
+        ({"mu": np.full(64, 1e300)}, "float32"),
         ({"mu": np.full(64, np.inf)}, "NaN"),
         ({"mu": np.zeros(63)}, ("mu (63,)", "sigma (64, 64)", "small-cnn")),
         ({"mu": np.zeros((64, 1))}, ("mu", "float64 (64, 1)")),
@@ -145,11 +148,22 @@ def test_more_bytes_than_the_machine_has_memory_are_not_unpacked(tmp_path, monke
         READ[kind](tmp_path / "a.npz")
 
 
-def test_statistics_too_large_to_be_meant_are_not_read(tmp_path):
-    zeros = bytes(20_000 * 8)
-    packed(tmp_path / "a.npz", mu=header(descr="<f8", shape=(20_000,)) + zeros)
-    with raises_user_error("mu", "float64 (20000,)"):
+@pytest.mark.parametrize(
+    ("claimed", "values", "words"),
+    [
+        (2**21, 2**21, "float64 (2097152,)"),  # more than any network has
+        (64, 2**21, ("float64 (64,)", "512", "16,777,216")),
+        (64, 63, ("float64 (64,)", "512", "504")),
+    ],
+)
+def test_statistics_too_large_to_be_meant_or_unlike_their_header_are_not_read(tmp_path, claimed, values, words):
+    packed(tmp_path / "a.npz", mu=header(descr="<f8", shape=(claimed,)) + bytes(values * 8))
+    tracemalloc.start()
+    with raises_user_error("a.npz", "mu", words):
         StatisticsFile(tmp_path / "a.npz")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2**20
 
 
 def test_an_array_written_to_a_pipe_is_read(tmp_path):

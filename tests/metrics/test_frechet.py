@@ -142,12 +142,31 @@ GOOD = gaussian([0.0] * 3, torch.eye(3))
         (GOOD, gaussian([0.0] * 3, torch.eye(3) / 0), ("second", "NaN")),
         (GOOD, gaussian([0.0] * 3, torch.ones(3, 3).tril()), ("second", "symmetric")),
         (GOOD, gaussian([0.0] * 3, torch.eye(4)), ("second", 3)),
-        (GOOD, gaussian([0.0] * 3, -2 * torch.eye(3)), ("covariance", "negative")),
+        (GOOD, gaussian([0.0] * 3, -2 * torch.eye(3)), ("second", "covariance", "negative")),
+        (gaussian([0.0] * 3, torch.diag(torch.tensor([9, 9, -1e-3]))), GOOD, ("first", "negative")),
+        (gaussian([0.0] * 3, -torch.eye(3)), gaussian([0.0] * 3, -torch.eye(3)), ("first", "negative")),
+        (gaussian([1e300] * 3, torch.eye(3)), GOOD, ("first", "float32")),
+        (GOOD, gaussian([0.0] * 3, 1e300 * torch.eye(3).double()), ("second", "float32")),
+        (gaussian([], torch.eye(0)), GOOD, ("first", "(0,)")),
+        (gaussian([[0.0] * 3], torch.eye(3)), GOOD, ("first", "(1, 3)")),
     ],
 )
 def test_statistics_that_are_none_are_a_user_error(a, b, reason):
     with raises_user_error("Frechet", reason):
         frechet_distance(a, b)
+
+
+def test_rounding_is_not_refused():
+    """Negative eigenvalues of float32 covariances of few images, and of features that do not vary."""
+    few = features(10, 64).double()
+    mean, cov = moments(few)
+    rounded = Statistics(mean.float().double(), cov.float().double())
+    assert torch.linalg.eigvalsh(rounded.cov).min() < 0
+    assert frechet_distance(rounded, Statistics(mean, cov)) < 1e-5 * cov.trace()
+    equal = torch.full((1000, 64), 0.3) * torch.linspace(1, 50, 64)
+    assert moments(equal).cov.diagonal().min() < 0
+    assert distance(equal, equal[:7]) == pytest.approx(0, abs=1e-9)
+    assert distance(0 * equal, 0 * equal) == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
