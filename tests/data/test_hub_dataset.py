@@ -1,5 +1,6 @@
 """Image data sets of the `datasets` library, made here: as saved by it, and as folders that it reads."""
 
+import os
 import pickle
 import sys
 
@@ -8,6 +9,7 @@ import torch
 from conftest import train
 from image_noise import SIZE, noise, tree
 from PIL import Image
+from refusals import raises_user_error
 
 from uvit_decay.data import HubDataset, Images
 from uvit_decay.data.hub_dataset import HubListing
@@ -112,6 +114,31 @@ def test_what_does_not_fit_is_refused_with_the_flag(saved, options, words):
     with pytest.raises(UserError) as caught:
         opened(saved, **options)
     assert all(word in str(caught.value) for word in words)
+
+
+@pytest.mark.parametrize(
+    ("split", "options", "words"),
+    [
+        (None, {"split": "train[:3]"}, "--data.split train[:3]"),
+        (None, {"test_split": "test"}, "--data.test_split"),
+        (None, {"subset": "other"}, "--data.subset other"),
+        ("test", {"split": "train"}, "--data.split test"),
+        ("test", {"split": "test[:3]"}, "--data.split test"),
+    ],
+)
+def test_a_saved_set_has_no_other_split_and_no_subset(tmp_path, split, options, words):
+    datasets.Dataset.from_dict(rows()[:], features=rows().features, split=split).save_to_disk(tmp_path / "set")
+    assert len(opened(tmp_path / "set", split=split or "train").train) == len(LABELS)
+    with raises_user_error(str(tmp_path / "set"), words):
+        opened(tmp_path / "set", **options)
+
+
+def test_a_pipe_among_the_files_is_refused_instead_of_waited_for(saved):
+    (file,) = (saved / "test").glob("*.arrow")
+    file.unlink()
+    os.mkfifo(file)
+    with raises_user_error(file, "regular file"):
+        opened(saved)
 
 
 def test_rows_without_a_label_and_unknown_names_are_refused(tmp_path):

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 ROWS = 1000  # rows of a table at a time
+DEFAULT_SPLIT = "train"
+SAVED = ("dataset_dict.json", "state.json")  # one of them is in a folder that `save_to_disk` wrote
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class HubDataset(Images):
 
     Args:
         path: a name on the Hub, such as ylecun/mnist, or a folder.
-        split: split of the training images.
+        split: split of the training images; a folder of `save_to_disk` takes only names of splits, no train[:100].
         test_split: split of the test images, for validation loss and probes.
         subset: name of the configuration, for data sets that have several.
         image_column: column of the images.
@@ -110,7 +112,7 @@ class HubDataset(Images):
     def __init__(
         self,
         path: str,
-        split: str = "train",
+        split: str = DEFAULT_SPLIT,
         test_split: str | None = None,
         subset: str | None = None,
         image_column: str = "image",
@@ -214,25 +216,42 @@ def load_split(path: str, split: str, subset: str | None = None) -> Dataset:
         subset: name of the configuration; None if there is only one.
 
     Raises:
-        UserError: the data set or its split cannot be opened.
+        UserError: the data set, its split or its subset cannot be opened.
     """
     import datasets
 
     folder = at_home(path)
     # Any error is possible: the network, a damaged file or the data set's own configuration may fail.
     with explain(f"cannot open the data set {path}, split {split}", Exception):
-        if (folder / "dataset_dict.json").is_file():
-            found = datasets.load_from_disk(str(folder))
-            if split not in found:
-                raise UserError(f"{path} has no split {split}; set --data.split to one of {', '.join(found)}")
-            return found[split]
-        if (folder / "state.json").is_file():
-            found = datasets.load_from_disk(str(folder))
-            if found.split is not None and str(found.split) != split:
-                raise UserError(f"{path} is the split {found.split}; set --data.split {found.split}")
-            return found
+        if any((folder / name).is_file() for name in SAVED):
+            return _load_saved(folder, split, subset)
         name = str(folder) if folder.exists() else path
         return datasets.load_dataset(name, subset, split=split)
+
+
+def _load_saved(folder: Path, split: str, subset: str | None) -> Dataset:
+    """Open a split of a folder that `save_to_disk` wrote: splits by name, or a single one that may have no name.
+
+    Raises:
+        UserError: the folder has another split or another subset, or holds a pipe, which could not be read to its end.
+    """
+    import datasets
+
+    for file in folder.rglob("*"):
+        if file.suffix in (".arrow", ".json"):
+            open_file(file).close()
+    found = datasets.load_from_disk(str(folder))
+    if isinstance(found, datasets.DatasetDict):
+        if split not in found:
+            raise UserError(f"{folder} has no split {split}; set --data.split to one of {', '.join(found)}")
+        found = found[split]
+    elif found.split is None and split != DEFAULT_SPLIT:
+        raise UserError(f"{folder} has no splits; leave out --data.split {split}, or --data.test_split")
+    elif found.split is not None and str(found.split) != split:
+        raise UserError(f"{folder} is the split {found.split}; set --data.split {found.split}")
+    if subset not in (None, found.config_name):
+        raise UserError(f"{folder} has no subsets; leave out --data.subset {subset}")
+    return found
 
 
 def _names_and_sizes(rows: Dataset, column: str, where: str) -> tuple[tuple[str, ...], np.ndarray]:
