@@ -1,5 +1,6 @@
 """Auxiliary losses: what they see, what they change, and that pieces, processes and compilers make no difference."""
 
+import re
 from functools import partial
 
 import pytest
@@ -270,6 +271,7 @@ def test_flags_add_losses_and_a_resumed_run_must_have_the_same(tmp_path, monkeyp
     losses[2] = "0.5"
     line = refused(capsys, train, monkeypatch, tmp_path, "fit", *resume, *losses)
     find_line(line, "model.auxiliary.Repelled.weight", "model.auxiliary.Repelled.table.sha256", "--resume.allow")
+    assert "--model.auxiliary.Repelled" not in line  # which cannot be typed
     find_line(refused(capsys, train, monkeypatch, tmp_path, "fit", *resume), "model.auxiliary")
     train(monkeypatch, tmp_path, "fit", *resume, *losses, "--resume.allow=model.auxiliary")
 

@@ -122,7 +122,7 @@ def test_a_run_with_the_former_fingerprint_resumes_and_stores_the_new_one(traine
     [
         (lambda: tiny_task(tiny_net(time_scale=1000.0)), ("net.time_scale 999.0", "1000.0")),
         (lambda: tiny_task(tiny_net(dim=32)), ("net.dim 16", 32, "--model.net.dim 16")),
-        (lambda: tiny_task(tiny_net(qk_norm=True)), ("net.qk_norm False", "True", "--model.net.qk_norm False")),
+        (lambda: tiny_task(tiny_net(qk_norm=True)), ("net.qk_norm False", "True", "--model.net.qk_norm false")),
         (lambda: tiny_task(tiny_net(alpha_min=1.0)), ("net.alpha_min 0.7", "1.0")),
         (lambda: tiny_task(prediction="x"), ("prediction eps", "x", "--model.prediction eps")),
         (lambda: tiny_task(path=VP(beta_max=10.0)), ("path.beta_max 20.0", "10.0")),

@@ -4,11 +4,20 @@ import shutil
 
 import pytest
 from conftest import refused, tiny_net, tiny_task, tiny_trainer, train
-from refusals import raises_user_error
+from refusals import find_line, raises_user_error
 
 from uvit_decay.data import Images
 from uvit_decay.tasks.file_digests import digest_files
-from uvit_decay.tasks.resumption.settings import DECIDES, FORMS, allows, compare_settings, find_effect, is_same_run
+from uvit_decay.tasks.resumption.settings import (
+    DECIDES,
+    FORMS,
+    Change,
+    allows,
+    compare_settings,
+    explain_refusal,
+    find_effect,
+    is_same_run,
+)
 
 TINY = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.callbacks=[]", "--trainer.limit_val_batches=0"]
 
@@ -120,3 +129,20 @@ def test_an_option_that_came_later_had_its_default():
     assert str(change) == "trainer.callbacks.EMA.ramp False (was True)"
     (change,) = compare_settings(before, {**now, "trainer.callbacks.EMA.ramp_steps": 100})
     assert str(change) == "trainer.callbacks.EMA.ramp_steps 100 (was None)"
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "typed"),
+    [
+        ("model.net.dim", 16, "--model.net.dim 16"),
+        ("model.optim.lr", None, "--model.optim.lr null"),
+        ("model.optim.betas", [0.9, 0.99], "--model.optim.betas '[0.9, 0.99]'"),
+        ("data.classes", "my classes.txt", "--data.classes 'my classes.txt'"),
+        ("trainer.callbacks.EMA.decay", 0.9, ("EMA in --trainer.callbacks", "decay 0.9")),
+        ("model.auxiliary.REPA.weight", None, ("REPA in --model.auxiliary", "weight null")),
+    ],
+)
+def test_a_refusal_names_what_can_be_typed(name, before, typed):
+    text = explain_refusal("last.ckpt", (), [Change(name, before, "other")])
+    find_line(text, typed, f"--resume.allow '[{name}]'")
+    assert (f"--{name}" in text) == isinstance(typed, str)

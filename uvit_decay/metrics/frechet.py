@@ -19,7 +19,7 @@ from uvit_decay.runtime.errors import UserError
 # Asymmetry relative to the largest covariance, and negative eigenvalues relative to tr S: rounding the numbers of S to
 # float32, as some files do, moves its eigenvalues by at most 6e-8 tr S.
 ROUNDING = 1e-6
-# Negative eigenvalues relative to |mu|^2, for features that hardly vary: S is a difference of sums of squares in float64.
+# Negative eigenvalues relative to |mu|^2, for features that hardly vary: S is a difference of squares in float64.
 CANCELLATION = 1e-12
 LARGEST = torch.finfo(torch.float32).max  # features are float32
 

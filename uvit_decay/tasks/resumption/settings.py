@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ Settings = Mapping[str, Any]  # values by flag without dashes: {"model.optim.lr"
 MISSING = "nothing"
 SHA256 = ".sha256"  # end of the name of a file's checksum, see uvit_decay/tasks/file_digests.py
 UNRECORDED = "not recorded"  # checksum of a file in runs up to commit 72e8659
+LISTS = ("trainer.callbacks", "model.auxiliary")  # lists of classes, whose arguments have no options of their own
 ALL = "all"  # in --resume.allow
 FORMS = "forms the state of the optimizer"
 DECIDES = "decides how a run trains"  # apart from its length and devices
@@ -182,13 +185,24 @@ def explain_refusal(where: str, fixed: Sequence[Change], allowable: Sequence[Cha
     """
     parts = []
     for change in (*fixed, *allowable):
-        flag = change.name if change.flag is None else change.flag
-        part = f"{change.name} {change.before}, this run has {change.now}"
-        if flag and change.before != MISSING:
-            part += f": set --{flag} {change.before}"
-        parts.append(part)
+        parts.append(f"{change.name} {change.before}, this run has {change.now}{_explain_undoing(change)}")
     message = f"{where} was trained with {'; '.join(parts)}"
     if allowable:
         names = ",".join(change.flag or change.name for change in allowable)
         message += f"; --resume.allow '[{names}]' resumes with the values of this run"
     return message
+
+
+def _explain_undoing(change: Change) -> str:
+    """Return what to type to undo a change, after a colon; empty if nothing can be typed."""
+    flag = change.name if change.flag is None else change.flag
+    if not flag or change.before == MISSING:
+        return ""
+    value = change.before
+    if not isinstance(value, str):
+        value = json.dumps(value, default=str)  # as an option takes it: null, true, [0.9, 0.99]
+    for list_name in LISTS:
+        if flag.startswith(f"{list_name}."):
+            kind, _, argument = flag.removeprefix(f"{list_name}.").partition(".")
+            return f": give {kind} in --{list_name} the {argument} {value}"
+    return f": set --{flag} {shlex.quote(value)}"
