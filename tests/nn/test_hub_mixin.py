@@ -8,7 +8,7 @@ import torch
 from huggingface_hub import ModelCard
 from networks import CONCAT_SIT, DECAYED_SIT, IMAGES, MASKED, UVIT, VIT
 from refusals import raises_user_error
-from safetensors.torch import load, load_file, save_file
+from safetensors.torch import load, load_file, save_file, save_model
 from uvit_reference import SMALL
 
 from uvit_decay.nn import MAE, ResNet, SiT, UViT, ViT
@@ -77,6 +77,11 @@ def test_what_does_not_fit_is_refused(network, tmp_path, monkeypatch):
     weights.write_bytes(content[:-1])
     with raises_user_error("UViT", tmp_path):
         UViT.from_pretrained(tmp_path)
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with raises_user_error("UViT", weights, "damaged"):
+        UViT.from_pretrained(tmp_path)
+    save_model(network, str(weights))  # as huggingface_hub writes it, without checksums
+    assert torch.equal(output(UViT.from_pretrained(tmp_path), UVIT.inputs()), output(network, UVIT.inputs()))
     save_file({name: value for name, value in state.items() if name != "norm.weight"}, weights)
     with raises_user_error("UViT", tmp_path, "Missing key", '"norm.weight"'):
         UViT.from_pretrained(tmp_path, strict=False)  # loading is strict whatever is asked

@@ -1,7 +1,7 @@
 """Base class of the networks: decay in the state_dict, execution of the blocks, null label, folders of the Hub.
 
-A folder, on disk or on the Hugging Face Hub, contains model.safetensors and config.json, the constructor's arguments.
-It records neither a noise path nor a prediction. `uvit-decay export` writes a folder that can generate images.
+A folder, on disk or on the Hugging Face Hub, contains model.safetensors, with checksums, and config.json, the
+constructor's arguments. It records neither a noise path nor a prediction. `uvit-decay export` writes a folder that can generate images.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, get_type_hints, runtime_
 
 import torch
 from huggingface_hub import PyTorchModelHubMixin
+from huggingface_hub.constants import SAFETENSORS_SINGLE_FILE
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -21,6 +22,7 @@ from uvit_decay.nn.depth_attention import DepthReader, Sources
 from uvit_decay.nn.long_skips import LongSkips, SkipPlan, build_long_skips
 from uvit_decay.nn.recorded import check_recorded
 from uvit_decay.runtime.errors import UserError, check_numbers, check_whole, explain
+from uvit_decay.runtime.tensor_files import load_tensors, save_tensors
 
 
 class DataLayers(NamedTuple):
@@ -141,6 +143,11 @@ class DecayedNet(
         """Write config.json, model.safetensors and README.md; other options are huggingface_hub's."""
         return super().save_pretrained(save_directory, config=config or self.config, **options)
 
+    def _save_pretrained(self, save_directory: Path) -> None:
+        """Write the weights with checksums; huggingface_hub's own method writes none."""
+        weights = {name: tensor.cpu() for name, tensor in self.state_dict().items()}
+        save_tensors(save_directory / SAFETENSORS_SINGLE_FILE, weights, {"format": "pt"})
+
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> nn.Module:
         """Return the network stored in a folder or a repository, in eval mode.
@@ -148,7 +155,8 @@ class DecayedNet(
         Arguments of the constructor among `options` replace the stored ones.
 
         Raises:
-            UserError: the files cannot be read, a weight is missing or unexpected, or the alphas are of another decay.
+            UserError: the files cannot be read or are damaged, a weight is missing or unexpected, or the alphas are of
+                another decay.
         """
         options["strict"] = True
         what = f"cannot load a {cls.__name__} from {pretrained_model_name_or_path}"
@@ -159,6 +167,13 @@ class DecayedNet(
             except UserError as error:  # of the constructor or the weights, which do not know the place
                 raise UserError(f"{what}: {error}") from error
             return loaded.eval()  # huggingface_hub 0.34 leaves it in training mode
+
+    @classmethod
+    def _load_as_safetensor(cls, model: nn.Module, model_file: str, map_location: str, strict: bool) -> nn.Module:
+        """Load the weights of a file after a comparison with its checksums, if it has any."""
+        _, weights = load_tensors(Path(model_file))
+        model.load_state_dict(weights, strict=strict)
+        return model.to(map_location)
 
     def record_shortcuts(self, shortcuts: decay.Shortcuts) -> None:
         """Register the weights of the branches in the state_dict; loading compares them.
