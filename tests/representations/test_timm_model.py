@@ -79,6 +79,8 @@ def test_what_is_no_vision_transformer_is_one_line(file, tmp_path):
         ({"norm.weight": None}, ("norm.weight", "uvit-decay import")),
         ({"norm.bias": torch.zeros(64, dtype=torch.int64)}, ("norm.bias", "torch.int64")),
         ({"pos_embed": torch.zeros(1, 0, 64)}, ""),
+        ({"register_tokens": torch.zeros(1, 4, 64)}, ("register", 4, 0)),
+        ({"register_tokens": torch.zeros(4)}, ""),
     ],
 )
 def test_weights_that_do_not_fit_are_not_cast(tmp_path, change, message):

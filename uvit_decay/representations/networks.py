@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -289,8 +289,19 @@ def _load(model: VisionTransformer, name: str, file: Path) -> None:
     check_weights(file, weights)
     state = {key: value for key, value in weights.items() if not key.startswith(OUTSIDE)}
     with explain(f"{file} does not fit {name}", Exception):  # timm uses the weights without a check of shapes
+        registers = _count_registers(state)
+        if registers != model.num_reg_tokens:  # timm would resize positions of another number of patches
+            raise ValueError(f"it has {registers} register tokens, not {model.num_reg_tokens}")
         state = checkpoint_filter_fn(state, model)
     if problem := mismatch(model, state, name):
         hint = "convert decayed and fine-tuned MAEs with uvit-decay import"
         raise UserError(f"{file} does not fit {name}: {problem}; {hint}")
     model.load_state_dict(state)
+
+
+def _count_registers(state: Mapping[str, Tensor]) -> int:
+    """Return the number of register tokens in weights with the names of timm or of facebookresearch/dinov2."""
+    for name in ("reg_token", "register_tokens"):
+        if name in state:
+            return state[name].shape[1]
+    return 0
