@@ -108,6 +108,9 @@ def learning_curves(
     for axes, label in zip(panels, names.values(), strict=True):
         _set_title(axes, label)
         axes.set_xlabel(x)
+        places = axes.dataLim
+        if places.width <= 1e-3 * places.x1:  # a single evaluation: matplotlib would show a tiny part of the training
+            axes.set_xlim(left=0)
     for axes, title in zip(scatters, against.values(), strict=True):
         _set_title(axes, title)
     handles = [line for line in panels[0].lines if line.get_label() == "mean"]

@@ -88,7 +88,11 @@ def metrics(**init_args):
         (["--data.seed", "3"], "--seed_everything"),
         (["--ckpt_path", "missing.ckpt"], "missing.ckpt"),
         (["--trainer.accelerator", "abacus"], "abacus"),
-        (["--trainer.precision", "bf16-true"], "train in 32-true or bf16-mixed"),
+        (["--trainer.precision", "bf16-true"], "--trainer.precision takes 32-true or bf16-mixed, got bf16-true"),
+        (["--trainer.precision", "float16"], "--trainer.precision takes 32-true or bf16-mixed, got float16"),
+        (["--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "http://h/x"], "--trainer.logger.save_dir"),
+        (["--trainer.default_root_dir", "s3://h/x"], ("--trainer.default_root_dir", "s3://h/x")),
+        (["--trainer.logger", "MLFlowLogger"], "pip install -U 'mlflow>=1.0.0'"),
         (["--trainer.strategy", "fsdp_cpu_offload"], "fsdp"),
         (["--model.optim.betas", "[2, 3]"], ("betas", "[0, 1)", 2)),
     ],
@@ -203,6 +207,12 @@ def test_a_mistyped_flag_or_class_has_the_right_one_in_our_words(tmp_path, monke
     for word in ("dot import path", "<class", "NestedArg", "subclass", "Parser key"):
         assert word not in line
     assert line.count("did you mean") == 1
+
+
+def test_a_gpu_that_is_missing_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: False)
+    find_line(refuses(monkeypatch, capsys, tmp_path, "--trainer.accelerator", "gpu"), "--trainer.accelerator gpu")
 
 
 def test_a_poor_match_is_not_suggested_but_the_classes_are_named(tmp_path, monkeypatch, capsys):

@@ -1,6 +1,7 @@
 """Runs side by side: the table against numbers by hand, the curves, what is remarked and what is refused."""
 
 import csv
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -47,6 +48,16 @@ def test_one_run_has_no_spread(tmp_path, monkeypatch, capsys):
     compare(monkeypatch, tmp_path, a_run(tmp_path), "--out", "figures/one.svg", "--x", "images")
     assert "| 0.7 | 1 | 0.800 | 0.810 | 0.200 | 4.000 | 12.00 | 2.00 | 0.93 | 0.93 |" in capsys.readouterr().out
     assert "<svg" in (tmp_path / "figures" / "one.svg").read_text()
+
+
+@pytest.mark.parametrize(("steps", "begins_at_0"), [([2000], True), ([1000, 2000], False)])
+def test_the_axis_of_a_single_evaluation_has_the_whole_training(steps, begins_at_0, monkeypatch):
+    figures = []
+    monkeypatch.setattr(plots, "_save", lambda figure, path: figures.append(figure))
+    run = [{"step": step, "fid": 3.0} for step in steps]
+    plots.learning_curves(Path("x.png"), {"0.7": [run]}, "step", {"fid": "FID"}, {}, "alpha_min")
+    left, _ = figures[0].axes[0].get_xlim()
+    assert (left == 0) == begins_at_0
 
 
 @pytest.fixture

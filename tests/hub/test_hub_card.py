@@ -44,6 +44,7 @@ def test_a_name_leaves_text_and_example_whole(tmp_path):
     assert "# it's \\`mine\\`" in text
     assert escape("a\n b|c") == "a b\\|c"
     escape("half of \ud83d").encode()  # a lone surrogate, which no file in UTF-8 can hold
+    assert escape("\x1b[31mred\x9b").isprintable()
     compile(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1], "README.md", "exec")
 
 

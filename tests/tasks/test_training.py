@@ -184,11 +184,21 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_checkpoint(tmp_
         if trainer.global_step == 8:
             task.net.norm.weight.data.fill_(float("nan"))
 
-    with raises_user_error("step 8", "0.0009"):
+    with raises_user_error("step 8", "learning rate 0.0009"):
         fit(tmp_path, LambdaCallback(on_train_batch_start=spoil), LastCheckpoint(every_n_steps=3), max_steps=20)
     kept = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
     assert kept["global_step"] == 6
     assert all(torch.isfinite(value).all() for value in kept["state_dict"].values())
+
+
+def test_images_that_are_not_finite_are_not_blamed_on_the_learning_rate(tmp_path):
+    def spoil(trainer, task, batch, batch_idx):
+        if trainer.global_step == 2:
+            batch.images[-1, 0, 0, 0] = torch.inf
+
+    with raises_user_error("step 2", "images") as raised:
+        fit(tmp_path, LambdaCallback(on_train_batch_start=spoil), max_steps=4)
+    assert "rate" not in str(raised.value)
 
 
 @pytest.mark.parametrize("what", ["weights are", "loss is"])

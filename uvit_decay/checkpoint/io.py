@@ -53,10 +53,9 @@ def _check_known(what: str, name: object, known: Collection[str], where: Path | 
         where: the file.
     """
     if isinstance(name, str) and name not in known:
-        example = localise("sample.py --trust MODULE")
         raise UnknownName(
             f"cannot read {where}: its {what} is {name!r}, known are {', '.join(known)}; if a module of yours adds "
-            f"{name!r}, name this module, as in {example}"
+            f"{name!r}, name it with --trust MODULE, or import it first in Python"
         )
 
 

@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
 import yaml
 from jsonargparse import Namespace, get_loader, set_loader, set_parsing_settings
 from lightning.pytorch.cli import LightningArgumentParser
@@ -18,7 +19,7 @@ from lightning.pytorch.utilities import rank_zero_info
 import uvit_decay
 from uvit_decay import diffusion
 from uvit_decay.commands.fit_help import FIT_FLAGS, list_configs
-from uvit_decay.commands.messages import NAMEABLE, describe_error
+from uvit_decay.commands.messages import NAMEABLE, PRECISIONS, TAKEN, describe_error
 from uvit_decay.data import Digits
 from uvit_decay.data.latents.module import Latents
 from uvit_decay.decay import DEPTH_ATTENTION, SHORTCUTS
@@ -283,5 +284,20 @@ def _check_trainer(trainer: Namespace) -> None:
     shards = any(word in str(strategy).lower() for word in SHARDING)
     if shards and strategy != "fsdp":
         raise UserError(f"--trainer.strategy {strategy}: only fsdp shards here; ddp does not shard")
-    if str(trainer.precision) not in ("None", "32", "32-true", "bf16-mixed"):
-        raise UserError(f"--trainer.precision {trainer.precision}: train in 32-true or bf16-mixed")
+    if str(trainer.precision) not in ("None", "32", *PRECISIONS):
+        raise UserError(f"--trainer.precision takes {TAKEN['trainer.precision']}, got {trainer.precision}")
+    if trainer.accelerator == "gpu" and not (torch.cuda.is_available() or torch.backends.mps.is_available()):
+        raise UserError("--trainer.accelerator gpu: torch finds no GPU on this machine; cpu trains without one")
+    _check_folders(trainer)
+
+
+def _check_folders(trainer: Namespace) -> None:
+    """Raise a UserError for a run folder that is an address, such as s3://bucket: checkpoints are local files."""
+    folders = [("default_root_dir", trainer.default_root_dir)]
+    loggers = trainer.logger if isinstance(trainer.logger, list) else [trainer.logger]
+    for logger in loggers:
+        if isinstance(logger, Namespace):
+            folders.append(("logger.save_dir", logger.get("init_args.save_dir")))
+    for name, folder in folders:
+        if folder is not None and "://" in str(folder):
+            raise UserError(f"--trainer.{name} {folder}: a run is written to a local folder, give its path")

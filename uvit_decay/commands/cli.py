@@ -62,6 +62,7 @@ from uvit_decay.tasks.sharding import Sharded
 EXPERIMENT = ("seed_everything", "model.", "data.", "trainer.")
 # Beginnings of Lightning's messages that nobody can act on; `train.py doctor` names devices.
 USELESS = re.compile(r".*Tip: For seamless|[GT]PU available: |LOCAL_RANK: |`Trainer\.fit` stopped: `max_")
+INSTALL = re.compile(r"`(pip install [^`]+)`")  # in Lightning's message about a missing package
 SEED_FLAGS = ("--model.seed", "--model.init_args.seed", "--data.seed", "--data.init_args.seed")
 
 
@@ -189,6 +190,8 @@ class CLI(LightningCLI):
                 cause = cause.__cause__
             if isinstance(cause, UserError):
                 raise cause from None
+            if command := INSTALL.search(str(cause)):
+                raise UserError(f"this configuration needs a package that is not installed: {command[1]}") from error
             frame = traceback.extract_tb(cause.__traceback__)[-1]  # in case the class is at fault, not the user
             where = f"{type(cause).__name__} at {Path(frame.filename).name}:{frame.lineno}"
             raise UserError(f"this configuration cannot be built: {one_line(cause)} ({where})") from error

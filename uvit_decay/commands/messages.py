@@ -19,6 +19,8 @@ NESTED = re.compile(r"NestedArg\(key='([\w.]+)'")  # the rest of a flag, after t
 OURS = re.compile(r"(?:(?<=^)|(?<=^unknown option )|(?<=did you mean )|(?<= or ))--(?=[\w.]+)")
 NAME = re.compile(r"(?:unknown option )?--([\w.]+)")
 UNKNOWN = re.compile(r"unrecognized arguments: (\S+)|Option '([^']+)' is not accepted")
+PRECISIONS = ("32-true", "bf16-mixed")
+TAKEN = {"trainer.precision": " or ".join(PRECISIONS)}  # of the values of Lightning that options take here
 UNKNOWN_CLASS = re.compile(r"Expected a dot import path string: (\w+)$|Expected a path but (\w+) either")
 CHOICES = re.compile(r"Expected a typing\.Literal\[(.*?)\]")
 VALUE = re.compile(r"(?:Given|Got) value: ([^\s({\[]+)$", re.MULTILINE)  # one word
@@ -53,6 +55,8 @@ def describe_error(message: str, flags: Sequence[str], actions: Sequence[Action]
     if key_match is None:
         return _reword(message, flags, common)
     key = key_match[1]
+    if key in TAKEN:
+        return f"--{key} takes {TAKEN[key]}, got {message.rpartition('alue: ')[2]}"
     bases: list[type] = []
     for action in actions:
         if action.dest == key:

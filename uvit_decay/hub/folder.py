@@ -22,7 +22,7 @@ from uvit_decay.hub.bundle import bundle
 from uvit_decay.hub.denoiser import DecayedDenoiser, SiTDenoiser, UViTDenoiser
 from uvit_decay.hub.earlier import README, TAG, list_replaceable
 from uvit_decay.hub.pipeline import DecayPipeline, code_of, write_files
-from uvit_decay.runtime.errors import UserError, explain
+from uvit_decay.runtime.errors import UserError, escape_unprintable, explain
 from uvit_decay.runtime.files import check_writable, claim_paths, refilling
 from uvit_decay.runtime.tensor_files import load_tensors, save_tensors
 from uvit_decay.sampling_options import Weights
@@ -156,7 +156,6 @@ def model_card(checkpoint: Checkpoint, name: str, license: str | None = None) ->
 
 
 def escape(text: str) -> str:
-    """Return text as one line with the marks of Markdown and lone surrogates escaped; names may come from any file."""
-    text = text.encode(errors="backslashreplace").decode()
-    line = " ".join(text.split())
+    """Return text as one line with unprintable characters and Markdown escaped; names may come from any file."""
+    line = escape_unprintable(" ".join(text.split()))
     return re.sub(r"([|<>`*\[\]\\])", r"\\\1", line)

@@ -1,7 +1,8 @@
 """Base class of the networks: decay in the state_dict, execution of the blocks, null label, folders of the Hub.
 
 A folder, on disk or on the Hugging Face Hub, contains model.safetensors, with checksums, and config.json, the
-constructor's arguments. It records neither a noise path nor a prediction. `uvit-decay export` writes a folder that can generate images.
+constructor's arguments. It records neither a noise path nor a prediction. `uvit-decay export` writes a folder that can
+generate images.
 """
 
 from __future__ import annotations

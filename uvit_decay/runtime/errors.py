@@ -19,6 +19,11 @@ MOST_SEED = 2**32 - 1  # numpy's and Lightning's limit
 PREEMPTED = 85  # exit code of a run that saved because it was warned; free of other meanings, for scripts that requeue
 
 
+def escape_unprintable(text: str) -> str:
+    r"""Return text with its control characters and lone surrogates as escapes such as \x1b."""
+    return UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
 class UserError(Exception):
     """An error in the user's input, with a message of one line: what is wrong, where, and how to fix it.
 
@@ -29,7 +34,7 @@ class UserError(Exception):
         if message.startswith("Caught UserError in "):  # torch adds the traceback of a reader process
             message = message.rpartition("UserError: ")[2].strip()
         # Names from files may contain line breaks, sequences that steer a terminal, or a megabyte.
-        line = UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], " ".join(message.splitlines()))
+        line = escape_unprintable(" ".join(message.splitlines()))
         super().__init__(line if len(line) <= LONGEST else f"{line[: LONGEST - 300]} ... {line[-295:]}")
 
 

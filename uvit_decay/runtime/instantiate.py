@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from uvit_decay.runtime.errors import UserError, explain
-from uvit_decay.runtime.program import localise
 from uvit_decay.runtime.validation import as_type
 
 
@@ -59,8 +58,10 @@ def build(spec: Spec, base: type, home: str, trusted: Sequence[str] = (), where:
     """
     name = spec.class_path
     if not (spec.is_from(home) or any(name == other or spec.is_from(other) for other in trusted)):
-        allowing = localise("sample.py --trust")
-        raise UserError(f"{where} names {name}, which is not part of uvit_decay: {allowing} {name} allows it")
+        raise UserError(
+            f"{where} names {name}, which is not part of uvit_decay: to allow it, add --trust {name}, or in Python "
+            f"trusted=[{name!r}]"
+        )
     module, _, attribute = name.rpartition(".")
     with explain(f"{where} names {name}, which cannot be imported", ImportError, AttributeError, ValueError):
         kind = getattr(importlib.import_module(module), attribute)

@@ -6,8 +6,8 @@ A step, in order; Lightning calls these hooks. Step k trains on global batch k.
    data module moves it to the device and brings it into the form of the network, float32 in about [-1, 1].
 2. Random numbers: times, label dropout and noise are functions of (seed, k, position in the global batch) alone.
 3. Loss: `training_step` returns the mean of `loss` over the micro-batch.
-4. Guard: `LossGuard` records on the device whether the loss is finite; only a single process on the CPU raises at
-   once.
+4. Guard: `LossGuard` records on the device whether loss and images are finite; only a single process on the CPU raises
+   at once.
 5. Accumulation: the backward pass adds the gradients, divided by the number of micro-batches; 1 to 5 repeat for each
    micro-batch. The gradients are averaged over the ranks.
 6. Numbers: `on_before_optimizer_step` logs loss and learning rate every --trainer.log_every_n_steps. With several
@@ -258,7 +258,7 @@ class Task(LightningModule):
             total = loss + self.auxiliary.sum_weighted(auxiliary)
             for name, value in (auxiliary | self.auxiliary.figures()).items():
                 logged[f"{PREFIX}{name}"] = value
-        self._guard.record(total, self.trainer.global_step)
+        self._guard.record(total, batch.images, self.trainer.global_step)
         if total.device.type == "cpu" and self.trainer.world_size == 1:
             self.raise_if_not_finite()
         self._utilisation.images += len(batch.images) * self.trainer.world_size

@@ -13,26 +13,48 @@ from uvit_decay.tasks.optimization import Optimization
 from uvit_decay.tasks.sharding import local_shard
 
 NEVER = 2**62  # a step that is never reached
+KEPT = "the last good checkpoint is kept"
 
 
 class LossGuard:
-    """The first step of a run whose loss was not finite, recorded on the device without waiting for it."""
+    """The first steps of a run whose loss or images were not finite, recorded on the device without waiting for it.
+
+    Attributes:
+        bad_step: first step with a loss that is not finite; NEVER if there is none, None before the first step.
+        bad_images: first step with images that are not finite, likewise.
+    """
 
     def __init__(self) -> None:
-        self.bad_step: Tensor | None = None  # NEVER if all losses were finite; None before the first step
+        self.bad_step: Tensor | None = None
+        self.bad_images: Tensor | None = None
 
-    def record(self, loss: Tensor, step: int) -> None:
-        """Note the step if its loss, a scalar, is not finite."""
-        found = torch.where(~torch.isfinite(loss.detach()), step, NEVER)
-        self.bad_step = found if self.bad_step is None else torch.minimum(self.bad_step, found)
+    def record(self, loss: Tensor, images: Tensor, step: int) -> None:
+        """Note the step if its loss, a scalar, or its images are not finite."""
+        self.bad_step = _note(self.bad_step, loss, step)
+        self.bad_images = _note(self.bad_images, images, step)
 
     def raise_if_not_finite(self, task: LightningModule) -> None:
         """Raise a UserError if a loss since the start was NaN or infinite on any rank; all ranks must call this."""
-        ours = torch.tensor(NEVER, device=task.device) if self.bad_step is None else self.bad_step
-        step = int(task.trainer.strategy.reduce(ours, reduce_op="min"))
-        if step < NEVER:
-            rate = task.trainer.optimizers[0].param_groups[0]["lr"]
-            raise UserError(f"the loss is not finite at step {step} (learning rate {rate:.3g}); {_advise(task.optim)}")
+        step = _find_first(self.bad_step, task)
+        if step == NEVER:
+            return
+        problem = f"the loss is not finite at step {step}"
+        if _find_first(self.bad_images, task) == step:
+            raise UserError(f"{problem}, because its images hold NaN or infinity; {KEPT}: repair the data")
+        rate = task.trainer.optimizers[0].param_groups[0]["lr"]
+        raise UserError(f"{problem} (learning rate {rate:.3g}); {_advise(task.optim)}")
+
+
+def _note(first: Tensor | None, values: Tensor, step: int) -> Tensor:
+    """Return the first step with values that are not finite, given the one so far and the values of this step."""
+    found = torch.where(torch.isfinite(values.detach()).all(), NEVER, step)
+    return found if first is None else torch.minimum(first, found)
+
+
+def _find_first(step: Tensor | None, task: LightningModule) -> int:
+    """Return the least of a step that each rank has noted, NEVER where it is None; all ranks must call this."""
+    ours = torch.tensor(NEVER, device=task.device) if step is None else step
+    return int(task.trainer.strategy.reduce(ours, reduce_op="min"))
 
 
 def check_finite(trainer: Trainer, tensors: Iterable[Tensor], what: str) -> None:
@@ -51,7 +73,4 @@ def check_finite(trainer: Trainer, tensors: Iterable[Tensor], what: str) -> None
 
 
 def _advise(optim: Optimization) -> str:
-    return (
-        f"the last good checkpoint is kept: lower {optim.lr_flag}, lengthen {optim.warmup_flag} "
-        "or set --trainer.gradient_clip_val"
-    )
+    return f"{KEPT}: lower {optim.lr_flag}, lengthen {optim.warmup_flag} or set --trainer.gradient_clip_val"
