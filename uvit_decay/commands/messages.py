@@ -20,7 +20,7 @@ OURS = re.compile(r"(?:(?<=^)|(?<=^unknown option )|(?<=did you mean )|(?<= or )
 NAME = re.compile(r"(?:unknown option )?--([\w.]+)")
 UNKNOWN = re.compile(r"unrecognized arguments: (\S+)|Option '([^']+)' is not accepted")
 PRECISIONS = ("32-true", "bf16-mixed")
-TAKEN = {"trainer.precision": " or ".join(PRECISIONS)}  # of the values of Lightning that options take here
+TAKEN = {"trainer.precision": " or ".join(PRECISIONS)}  # options that take only some of Lightning's values
 UNKNOWN_CLASS = re.compile(r"Expected a dot import path string: (\w+)$|Expected a path but (\w+) either")
 CHOICES = re.compile(r"Expected a typing\.Literal\[(.*?)\]")
 VALUE = re.compile(r"(?:Given|Got) value: ([^\s({\[]+)$", re.MULTILINE)  # one word
@@ -55,14 +55,14 @@ def describe_error(message: str, flags: Sequence[str], actions: Sequence[Action]
     if key_match is None:
         return _reword(message, flags, common)
     key = key_match[1]
-    if key in TAKEN:
-        return f"--{key} takes {TAKEN[key]}, got {message.rpartition('alue: ')[2]}"
     bases: list[type] = []
     for action in actions:
         if action.dest == key:
             bases += _find_bases(action)
     value = VALUE.search(message)
     given = value[1] if value else ""
+    if key in TAKEN and given:
+        return f"--{key} takes {TAKEN[key]}, got {given}"
     reasons = []
     for line in message.splitlines()[1:]:
         reason = re.sub(r"^\s*(- )?", "", line)

@@ -53,10 +53,10 @@ def frechet_distance(a: Statistics, b: Statistics) -> float:
 
 
 def check_statistics(problem: str, s: Statistics) -> None:
-    """Raise a UserError that begins with `problem` for numbers that are no mean and covariance of float32 features.
+    """Raise a UserError that begins with `problem` unless `s` can be the statistics of float32 features.
 
-    The mean is (d,) and the covariance (d, d), finite, not larger than float32 features allow, symmetric and positive
-    semi-definite within rounding. With fewer images than features, eigenvalues that are 0 may be negative by rounding.
+    The mean must be (d,) and the covariance (d, d), both finite and in the range of float32 features. The covariance
+    must be symmetric and positive semi-definite within rounding, which can make eigenvalues that are 0 negative.
     """
     mean, cov = s
     d = mean.numel()

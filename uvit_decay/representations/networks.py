@@ -290,7 +290,7 @@ def _load(model: VisionTransformer, name: str, file: Path) -> None:
     state = {key: value for key, value in weights.items() if not key.startswith(OUTSIDE)}
     with explain(f"{file} does not fit {name}", Exception):  # timm uses the weights without a check of shapes
         registers = _count_registers(state)
-        if registers != model.num_reg_tokens:  # timm would resize positions of another number of patches
+        if registers != model.num_reg_tokens:  # timm would take them for patches, or patches for them
             raise ValueError(f"it has {registers} register tokens, not {model.num_reg_tokens}")
         state = checkpoint_filter_fn(state, model)
     if problem := mismatch(model, state, name):
