@@ -111,13 +111,9 @@ def test_a_timm_model_is_probed(file, image_dir, tmp_path, monkeypatch, capsys):
     assert "best cell: blocks." in capsys.readouterr().out
 
 
-def test_features_of_a_timm_model_are_drawn(file, image_dir, tmp_path, monkeypatch, capsys):
-    ckpt = ["--ckpt", f"timm:{NAME}={file}", "--images", image_dir, "--num", 3, "--fit", 6, "--points", 8]
-    evaluate(monkeypatch, tmp_path, "features", *ckpt, "--layer", "blocks.5", "--views", "pca,spectral,tsne")
-    out = capsys.readouterr().out
-    find_line(out, "6 blocks.5")
-    assert (tmp_path / "features.png").stat().st_size > 1000
-    find_line(refused(monkeypatch, tmp_path, capsys, "features", *ckpt, "--time", 0.1), "--time")
-    line = refused(monkeypatch, tmp_path, capsys, "features", *ckpt, "--weights", "ema")
-    find_line(line, "--weights")
-    find_line(refused(monkeypatch, tmp_path, capsys, "probe", *ckpt[:2]), "--data")
+def test_options_that_a_timm_model_does_not_have_are_refused(file, image_dir, tmp_path, monkeypatch, capsys):
+    ckpt = ["--ckpt", f"timm:{NAME}={file}"]
+    data = ["--data", image_dir, "--test", image_dir]
+    find_line(refused(monkeypatch, tmp_path, capsys, "classify", *ckpt, *data, "--time", 0.1), "--time")
+    find_line(refused(monkeypatch, tmp_path, capsys, "classify", *ckpt, *data, "--weights", "ema"), "--weights")
+    find_line(refused(monkeypatch, tmp_path, capsys, "probe", *ckpt), "--data")

@@ -1,6 +1,5 @@
 """Auxiliary losses: what they see, what they change, and that pieces, processes and compilers make no difference."""
 
-import re
 from functools import partial
 
 import pytest
