@@ -69,13 +69,22 @@ def test_features_of_probes_wait_once_a_batch_and_fits_once_an_iteration(digits,
         f"logistic.py minimise: {NUMBER}": 12,  # has it converged?
         f"logistic.py logistic_grid: {TO_HOST}": 2,
         f"protocols.py _knn_accuracy: {TO_DEVICE}": 2,  # around their mean and not
+        f"protocols.py _knn_without_pcs: {TO_DEVICE}": 1,
         f"protocols.py paper: {TO_DEVICE}": 1,
-        f"knn.py vote: {NUMBER}": 2 * cells,
-        f"knn.py knn_accuracy: {TO_DEVICE}": cells,  # their mean
-        f"knn.py knn_accuracy: {TO_HOST}": 2,
+        f"knn.py vote: {NUMBER}": (2 + 5 + 1) * cells,  # five candidates are below the number of features
+        f"knn.py centre: {TO_DEVICE}": cells,  # their mean
+        f"knn.py knn_without_pcs: {TO_DEVICE}": 2,  # order and labels
+        f"knn.py _without_first: {SEEN}": 2 * cells,  # eigenvectors
+        f"knn.py _accuracies: {TO_HOST}": 2 + 3,  # the choice of the candidates, and two results
         f"rank.py spectrum_entropy: {SEEN}": 2 * cells,  # eigenvalues
         f"rank.py spectrum_entropy: {NUMBER}": 2 * cells,
     }
+
+
+def test_a_noise_share_waits_once_a_level(digits, net):
+    probing = Probing(protocol="noise-share", times=(0.1, 0.3), noise_images=32, batch_size=16)
+    found, _ = waits_of(lambda: Prober(net, VP(), digits, probing, META).grid(Processes()))
+    assert found == {f"noise.py measure_noise_share: {TO_HOST}": 2}
 
 
 def test_features_of_protocols_wait_once_a_batch(digits):

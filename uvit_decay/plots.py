@@ -35,7 +35,7 @@ def heat_map(
     columns: Sequence[str],
     labels: tuple[str, str],
     title: str,
-    marked: tuple[int, int],
+    marked: tuple[int, int] | None,
 ) -> None:
     """Save an annotated heat map.
 
@@ -46,7 +46,7 @@ def heat_map(
         columns: names of the columns.
         labels: labels of the x axis and the y axis.
         title: title of the figure.
-        marked: row and column of the value that gets a frame.
+        marked: row and column of the value that gets a frame; None for no frame.
     """
     width = max(3.2, 1.8 + 0.75 * len(columns))
     height = 1.4 + 0.42 * len(rows)
@@ -60,9 +60,10 @@ def heat_map(
     axes.set_ylabel(y_label)
     figure.suptitle(title, fontsize=10, wrap=True)
     _annotate(axes, values)
-    row, column = marked
-    corner = (column - 0.5, row - 0.5)
-    axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor="red", linewidth=2))
+    if marked is not None:
+        row, column = marked
+        corner = (column - 0.5, row - 0.5)
+        axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor="red", linewidth=2))
     figure.colorbar(image)
     _save(figure, path)
 

@@ -14,7 +14,7 @@ from run_folders import METADATA, a_run, compare, configuration, refused, shift_
 from uvit_decay import plots
 from uvit_decay.compare.differences import remarks
 from uvit_decay.compare.report import pearson
-from uvit_decay.compare.runs import BEST, ENTROPY, MEAN_SHARE, Run, find_option, group_by_options
+from uvit_decay.compare.runs import BEST, ENTROPY, MEAN_SHARE, NOISE_SHARE, Run, find_option, group_by_options
 from uvit_decay.plots import _draw_curves
 from uvit_decay.runtime.validation import flat
 
@@ -90,13 +90,15 @@ def test_runs_with_fid_alone_have_curves_of_it(drawn, tmp_path, monkeypatch, cap
         compare(monkeypatch, tmp_path, *runs, "--x", x, "--by", "seed_everything")
 
 
-def test_a_collapse_into_the_mean_is_a_column_a_panel_and_a_remark(drawn, tmp_path, monkeypatch, capsys):
-    runs = [a_run(tmp_path, i, mean_share=share, alpha_min=a) for i, (share, a) in enumerate(((0.99, 0.6), (0.42, 1)))]
+def test_shares_are_columns_and_panels_and_a_collapse_into_the_mean_is_a_remark(drawn, tmp_path, monkeypatch, capsys):
+    runs = []
+    for i, (share, alpha) in enumerate(((0.99, 0.6), (0.42, 1))):
+        runs.append(a_run(tmp_path, i, mean_share=share, noise_share=share / 2, alpha_min=alpha))
     compare(monkeypatch, tmp_path, *runs)
     shown = capsys.readouterr()
-    assert "| share of the mean |" in shown.out.splitlines()[0]
-    assert "| 0.990 |" in shown.out
-    assert MEAN_SHARE in drawn
+    assert "| share of the mean | noise share |" in shown.out.splitlines()[0]
+    assert "| 0.990 | 0.495 |" in shown.out
+    assert {MEAN_SHARE, NOISE_SHARE} < drawn.keys()
     find_line(shown.err, "0.95", runs[0])
 
 

@@ -66,7 +66,8 @@ def test_the_grid_of_an_encoder_has_one_row_at_t_0(digits, tmp_path):
 
 def test_denoisers_keep_their_levels_and_an_encoder_is_asked_for_none(digits):
     assert prober(digits, VP(), tiny_net()).times == TIMES
-    for options in ({"times": (0.1,)}, {"draws": 2}, {"protocol": "ddae"}):
+    noise_share = ({"noise_draws": 2}, {"protocol": "noise-share"})
+    for options in ({"times": (0.1,)}, {"draws": 2}, {"protocol": "ddae"}, *noise_share):
         with raises_user_error("encoder"):
             check_probed(Encoder(), None, digits, Probing(**options))
     with raises_user_error("--time"):

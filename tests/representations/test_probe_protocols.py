@@ -64,7 +64,7 @@ def test_repa_is_a_probe_of_one_noise_an_image_and_an_alignment_of_each_cell(dig
     assert grid.scores["cknna"][0].max() > grid.scores["cknna"][1].max()  # at t = 0.4 less of the image is left
 
 
-@pytest.mark.parametrize("protocol", [name for name, protocol in PROTOCOLS.items() if protocol.of_grid])
+@pytest.mark.parametrize("protocol", [name for name, each in PROTOCOLS.items() if each.of_grid and each.classifies])
 def test_draws_are_averaged_with_their_spread_and_the_first_is_the_single_one(digits, protocol, tmp_path, monkeypatch):
     monkeypatch.setattr(protocols, "DDAE", replace(DDAE, lr=0.1))  # learns something of so few images
     options = {"protocol": protocol, "seed": 3} | ({} if protocol == "paper" else {"epochs": 3})
@@ -133,6 +133,10 @@ def test_repa_by_name_with_a_checkpoint_as_reference(trained, encoder, tmp_path,
         (["--protocol", "repa", "--reference", "itself"], "clean pictures"),
         (["--protocol", "repo"], ("--protocol", "repo")),
         (["--epochs", "3"], ("--epochs", "ddae", "repa")),
+        (["--noise-draws", "1"], ("--noise-draws", 2)),
+        (["--noise-draws", "9", "--batch-size", "8"], ("--noise-draws 9", "--batch-size")),
+        (["--noise-images", "9"], ("--noise-images", "--noise-draws")),
+        (["--protocol", "noise-share", "--knn-uniform"], ("--knn-uniform", "noise-share")),
         (["--reference", "pixels:8x8x1"], ("--reference", "--reference-size", "--alignment-images")),
         (["--protocol", "repa", "--max-test", "11"], ("10 nearest", "12 test")),
         (["--protocol", "repa", "--reference", "timm:test_vit", "--reference-size", "33"], 33),

@@ -126,6 +126,7 @@ def test_the_script_writes_table_protocol_and_image(trained, tmp_path, monkeypat
 @pytest.mark.slow
 def test_two_processes_find_the_same_grid(programs, trained, tmp_path, monkeypatch):
     options = ["--ckpt", str(trained), "--times", "0.05,0.1,0.3", "--max-train", "100", "--max-test", "50"]
+    options += ["--noise-draws", "2", "--noise-images", "40"]
     programs.run_ranks(2, "evaluate.py", "probe", *options, "--out", "2", cwd=tmp_path)
     evaluate(monkeypatch, tmp_path, "probe", *options, "--out", tmp_path / "1")
     one, two = ((tmp_path / str(processes) / "probes.csv").read_text() for processes in (1, 2))

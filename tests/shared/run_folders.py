@@ -4,7 +4,7 @@ import evaluations
 import yaml
 from evaluations import evaluate
 
-from uvit_decay.compare.runs import BEST, EFFECTIVE_RANK, ENTROPY, KNN, MEAN_SHARE, ON_TEST
+from uvit_decay.compare.runs import BEST, EFFECTIVE_RANK, ENTROPY, KNN, MEAN_SHARE, NOISE_SHARE, ON_TEST
 from uvit_decay.history import GENERATION, PROBES, Measurement, append
 
 EVALUATIONS = {60: (0.5, 1.0), 120: (0.6, 3.0), 180: (0.8, 4.0)}  # step: (accuracy, entropy of the spectrum)
@@ -42,6 +42,7 @@ def a_run(
     effective_rank=False,
     top1=None,
     mean_share=None,
+    noise_share=None,
     pool="mean",
     **options,
 ):
@@ -53,6 +54,7 @@ def a_run(
         values = {BEST: accuracy, ON_TEST: accuracy + 0.01, "tracked_accuracy": accuracy / 2, KNN: accuracy / 4}
         values |= {ENTROPY: entropy, EFFECTIVE_RANK: 10 - entropy} if effective_rank else {ENTROPY: entropy}
         values |= {MEAN_SHARE: mean_share} if mean_share else {}
+        values |= {NOISE_SHARE: noise_share} if noise_share else {}
         append(run / PROBES, measurement(step, values, {"pool": pool}))
     if metadata is not None:
         append(run / GENERATION, measurement(earlier, {"fd": 99.0, "is": 1.0}, metadata))

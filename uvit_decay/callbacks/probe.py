@@ -15,7 +15,7 @@ from uvit_decay.callbacks.run_log import record
 from uvit_decay.data import ImageData
 from uvit_decay.history import PROBES
 from uvit_decay.nn.intermediates import Pool, layer_indices
-from uvit_decay.representations.grid import Grid
+from uvit_decay.representations.grid import NOISE_SHARE_PICTURE, Grid
 from uvit_decay.representations.options import Probing
 from uvit_decay.representations.probing import Prober, check_probed, choose_images, default_layer
 from uvit_decay.runtime.distributed import Processes
@@ -33,9 +33,9 @@ class LinearProbes(Periodic):
     Features are computed with the EMA weights if the run keeps them. A denoiser gets the null label and one fixed noise
     for each image and noise level. An encoder, such as an MAE's, sees clean images; its cells have t = 0. The l2
     penalty and the best cell are chosen on a held-out part of the training images. Writes the newest cells to
-    probes.csv and probes.png, and adds a line to probes.jsonl. Logs the test accuracy of the best cell, and the scores
-    of the tracked layer, averaged over the noise levels. On a CPU, cores that torch's threads leave idle compute
-    further noise levels.
+    probes.csv and probes.png, and adds a line to probes.jsonl. With `noise_draws`, the noise share of each cell is
+    measured, too, and drawn in noise_share.png. Logs the test accuracy of the best cell, and the scores of the tracked
+    layer, averaged over the noise levels. On a CPU, cores that torch's threads leave idle compute further noise levels.
 
     Args:
         times: noise levels t in (0, 1) of a denoiser; null: 0.01, 0.03, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5. Leave them out
@@ -55,10 +55,13 @@ class LinearProbes(Periodic):
         every_n_steps: optimizer steps between evaluations; 0 means only at the end.
         at_end: evaluate when training ends, too.
         every_n_epochs: epochs between further evaluations; null means none.
+        noise_draws: noise draws of each image for the noise share of a denoiser's layers, at least 2; null: it is not
+            measured.
+        noise_images: test images for the noise share, a fixed random choice.
     """
 
     history_file = PROBES
-    files = ("probes.csv", "probes.png")
+    files = ("probes.csv", "probes.png", NOISE_SHARE_PICTURE)
 
     def __init__(
         self,
@@ -75,6 +78,8 @@ class LinearProbes(Periodic):
         every_n_steps: int = 0,
         at_end: bool = True,
         every_n_epochs: int | None = None,
+        noise_draws: int | None = None,
+        noise_images: int = Probing.noise_images,
     ) -> None:
         super().__init__(every_n_steps, at_end, every_n_epochs)
         self.probing = Probing(
@@ -86,6 +91,8 @@ class LinearProbes(Periodic):
             neighbours=neighbours,
             seed=seed,
             batch_size=batch_size,
+            noise_draws=noise_draws,
+            noise_images=noise_images,
         )
         self.batch_size = batch_size
         self.watch = watch
@@ -125,7 +132,9 @@ class LinearProbes(Periodic):
         return default_layer(task.net, task.path)
 
     def evaluations(self, trainer: Trainer, task: Task) -> int:
-        images = sum(map(len, choose_images(self.probing, trainer.datamodule)))
+        data: ImageData = trainer.datamodule
+        images = sum(map(len, choose_images(self.probing, data)))
+        images += self.probing.noise_share_draws * min(self.probing.noise_images, len(data.test))
         return images * len(self.probing.levels(task.path is None))
 
     def evaluate(self, trainer: Trainer, task: Task) -> None:
@@ -154,6 +163,8 @@ class LinearProbes(Periodic):
         logged = {f"probe/{name}": value for name, value in values.items()}
         grid.save(self.folder, f"step {trainer.global_step}")
         log_picture(trainer, self.folder / "probes.png")
+        if self.probing.noise_share_draws:
+            log_picture(trainer, self.folder / NOISE_SHARE_PICTURE)
         record(trainer, self.folder / PROBES, values, metadata, logged)
         rank_zero_info(
             f"LinearProbes at step {trainer.global_step}: best cell {best['name']} at t = {best['t']:g}: test accuracy "

@@ -56,7 +56,7 @@ def probe(
     """Probes of every layer and noise level, by published protocols.
 
     Args:
-        out: folder for probes.csv, .json, .png and cknna.png; default: in probes/, a telling name.
+        out: folder for probes.csv, .json and .png, cknna.png and noise_share.png; default: in probes/, a telling name.
     """
     from uvit_decay.commands.opening import claim_outputs, open_program
     from uvit_decay.evaluation.open_by_name import describe_pictures, describe_test_images
@@ -88,8 +88,8 @@ def probe(
         about = {**judged.about, "pictures": describe_pictures(images), "test images": describe_test_images(images)}
         with claim_outputs(out, processes=processes, folder=True):
             if processes.is_main:
-                remove_remains(out, "probes.*")
-                remove_remains(out, "cknna.*")
+                for name in ("probes.*", "cknna.*", "noise_share.*"):
+                    remove_remains(out, name)
             features = None
             if reference is not None:
                 _, test = choose_images(probing, images)

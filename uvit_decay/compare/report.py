@@ -17,7 +17,18 @@ from pathlib import Path
 from statistics import StatisticsError, correlation, fmean, stdev
 from typing import Any, NamedTuple
 
-from uvit_decay.compare.runs import BEST, EFFECTIVE_RANK, ENTROPY, KNN, MEAN_SHARE, ON_TEST, TOP1, Run, is_number
+from uvit_decay.compare.runs import (
+    BEST,
+    EFFECTIVE_RANK,
+    ENTROPY,
+    KNN,
+    MEAN_SHARE,
+    NOISE_SHARE,
+    ON_TEST,
+    TOP1,
+    Run,
+    is_number,
+)
 from uvit_decay.evaluation.metric_table import collect_values, format_title
 from uvit_decay.plots import final_values, learning_curves
 from uvit_decay.runtime.files import replacing
@@ -34,6 +45,7 @@ COLUMNS = {  # value: title in the table, number of decimals; columns without an
     ENTROPY: ("entropy of the spectrum", 3),
     EFFECTIVE_RANK: ("effective rank", 2),
     MEAN_SHARE: ("share of the mean", 3),
+    NOISE_SHARE: ("noise share", 3),
     **{key: (value.title, value.decimals) for key, value in collect_values().items()},
     WITHIN: ("r within runs", 2),
     POOLED: ("r over all evaluations", 2),
@@ -305,11 +317,10 @@ def save_final_values(path: Path, names: Sequence[str], groups: Groups, option: 
 def _panel_titles(runs: Sequence[Run], rank: str) -> dict[str, str]:
     """Return the values to draw and their titles: values of the probes or, without probes, metrics of samples."""
     measured: set[str] = set()
-    has_mean_share = False
     for run in runs:
-        measured.update(run.last)
-        if math.isfinite(run.last.get(MEAN_SHARE, math.nan)):
-            has_mean_share = True
+        for name, value in run.last.items():
+            if math.isfinite(value):
+                measured.add(name)
     titles = {}
     if not any(run.probed for run in runs):
         for name in collect_values():
@@ -319,6 +330,7 @@ def _panel_titles(runs: Sequence[Run], rank: str) -> dict[str, str]:
     titles[rank] = title_of(rank, runs)
     titles[BEST] = "best probe accuracy"
     titles[KNN] = "kNN accuracy"
-    if has_mean_share:
-        titles[MEAN_SHARE] = "share of the mean"
+    for name in (MEAN_SHARE, NOISE_SHARE):
+        if name in measured:
+            titles[name] = COLUMNS[name][0]
     return titles

@@ -18,6 +18,7 @@ KNN = "tracked_knn"
 ENTROPY = "tracked_spectrum_entropy"
 EFFECTIVE_RANK = "tracked_effective_rank_exp"
 MEAN_SHARE = "tracked_mean_share"
+NOISE_SHARE = "tracked_noise_share"
 OF_CLASS_TOKENS = "_of_cls"  # suffix of the ranks of class tokens; other ranks are of pooled features
 TOKENS = {"mean": "mean patch tokens", "all": "mean tokens", "cls": "class tokens"}  # by the pool of probes
 TOP1 = "val/top1"  # of classifiers
@@ -133,7 +134,7 @@ def _name_tokens(measurement: Measurement) -> str:
 
 def _make_point(measurement: Measurement) -> dict[str, float]:
     """Return a measurement as a point of the curves."""
-    point = dict.fromkeys((BEST, KNN, ENTROPY, EFFECTIVE_RANK, MEAN_SHARE), math.nan)
+    point = dict.fromkeys((BEST, KNN, ENTROPY, EFFECTIVE_RANK, MEAN_SHARE, NOISE_SHARE), math.nan)
     for name, value in measurement.values.items():
         point[name.removesuffix(OF_CLASS_TOKENS)] = value
     point["step"] = measurement.step

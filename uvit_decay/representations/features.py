@@ -7,7 +7,7 @@ and key. An encoder sees clean images.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -29,6 +29,11 @@ if TYPE_CHECKING:  # data are Lightning's
 
 READING = Lock()  # image files are read by one thread at a time
 NoiseKey = Sequence[str | int]
+
+
+def _split(indices: Sequence[int], batch_size: int, processes: int = 1) -> list[list[int]]:
+    """Divide `indices` into consecutive batches, which do not depend on the number of processes, see `batches`."""
+    return [[indices[i] for i in rows] for rows in batches(len(indices), batch_size, processes)]
 
 
 def final_norm(net: nn.Module) -> nn.Module | None:
@@ -78,32 +83,78 @@ class TokenReader:
             processes: processes that share the batches. Only the first one gets the states, but all must exhaust the
                 iterator.
         """
-        jobs = []
-        for rows in batches(len(indices), self.batch_size, processes.size):
-            jobs.append([indices[i] for i in rows])
-
-        def read_alone(part: list[int]) -> Tensor:
-            with READING:
-                return read(part)
+        jobs = _split(indices, self.batch_size, processes.size)
 
         @torch.no_grad()
         def work(part: list[int]) -> Tensor:
-            x = self.to_input(next(stored).to(self.device, non_blocking=True))
-            conditions = []
-            if self.path is not None:
-                noise = normal("probe", *key, rows=indices_on(x.device, part), shape=x.shape[1:])
-                t = torch.full((len(x),), level, device=x.device)
-                x = self.path.add_noise(x, noise, t)
-                conditions.append(t)
+            states = self._run(next(stored), part, layers, level, [key])
             with computing(self.device, self.precision):
-                states = states_of(self.net, layers, x, *conditions)
                 reduced = torch.stack([reduce(state) for state in states])
             return reduced.cpu()
 
         # The batches of this process, in the order in which `map_ordered` asks for them.
         mine = jobs[processes.rank :: processes.size]
-        with closing(read_ahead(read_alone, mine, self.device)) as stored:
+        with self._read_ahead(read, mine) as stored:
             yield from processes.map_ordered(jobs, work)
+
+    @torch.no_grad()
+    def visit(
+        self,
+        read: Callable[[list[int]], Tensor],
+        indices: Sequence[int],
+        layers: Sequence[int],
+        level: float,
+        keys: Sequence[NoiseKey],
+        see: Callable[[int, Float[Tensor, "b draws n d"]], None],
+    ) -> None:
+        """Call `see` with the position of each layer in `layers` and its token states, on the device, batch by batch.
+
+        All draws of an image are in the same batch of `batch_size` states.
+
+        Args:
+            read: function that returns stored images; called in a thread ahead of the network.
+            indices: the images.
+            layers: numbers of layers, ascending; later ones never run.
+            level: noise level of a denoiser's images.
+            keys: keys of the noise draws, `batch_size` at most; a noise depends on its key and on the image's index.
+            see: function (position, token states) that keeps what it needs.
+        """
+        jobs = _split(indices, self.batch_size // len(keys))
+        with self._read_ahead(read, jobs) as stored:
+            for part in jobs:
+                states = self._run(next(stored), part, layers, level, keys)
+                with computing(self.device, self.precision):
+                    for position, state in enumerate(states):
+                        see(position, state.unflatten(0, (len(part), len(keys))))
+
+    def _read_ahead(
+        self, read: Callable[[list[int]], Tensor], jobs: Sequence[list[int]]
+    ) -> AbstractContextManager[Iterator[Tensor]]:
+        """Return an iterator over the stored images of the jobs, which a thread reads ahead until the context ends."""
+
+        def read_alone(part: list[int]) -> Tensor:
+            with READING:
+                return read(part)
+
+        return closing(read_ahead(read_alone, jobs, self.device))
+
+    def _run(
+        self, stored: Tensor, part: list[int], layers: Sequence[int], level: float, keys: Sequence[NoiseKey]
+    ) -> Iterator[Tensor]:
+        """Return an iterator over the token states of the layers, which runs the network.
+
+        The rows are images times draws, one draw per key and the draws of an image in a row. An encoder sees each image
+        once.
+        """
+        x = self.to_input(stored.to(self.device, non_blocking=True))
+        if self.path is None:
+            return states_of(self.net, layers, x)
+        rows = indices_on(x.device, part)
+        noises = [normal("probe", *key, rows=rows, shape=x.shape[1:]) for key in keys]
+        noise = torch.stack(noises, dim=1).flatten(0, 1)
+        t = torch.full((len(noise),), level, device=x.device)
+        x = self.path.add_noise(x.repeat_interleave(len(keys), dim=0), noise, t)
+        return states_of(self.net, layers, x, t)
 
     def read_pooled(
         self,

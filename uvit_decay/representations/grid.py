@@ -21,13 +21,18 @@ SCORES = (
     "l2",
     "knn_accuracy",
     "knn_centred_accuracy",
+    "knn_without_pcs_accuracy",
+    "pcs_removed",
     "spectrum_entropy",
     "effective_rank_exp",
     "mean_share",
 )
+NOISE_SCORES = ("noise_share", "within_variance", "between_variance")  # with --noise-draws
 RANKS = ("spectrum_entropy", "effective_rank_exp")
 OF_CLASS_TOKENS = "_of_cls"  # ending of the names of ranks that were computed from class tokens
 TEST = "test_accuracy"
+NOISE_SHARE = "noise_share"
+NOISE_SHARE_PICTURE = "noise_share.png"
 BEST_ON_TEST = "best_on_test_accuracy"
 PLACE = ("layer", "name", "kind", "t")  # columns of probes.csv that identify a cell; all others are scores
 
@@ -36,18 +41,23 @@ PLACE = ("layer", "name", "kind", "t")  # columns of probes.csv that identify a 
 class Grid:
     """Probe scores: `scores[name]` is (levels, layers), float64, a mean over noise draws; accuracies lie in [0, 1].
 
-    The names are the protocol's: SCORES, or `test_accuracy` and perhaps `cknna`.
+    The names are the protocol's: SCORES, or `test_accuracy` and perhaps `cknna`. NOISE_SCORES are added if the noise
+    share was measured, and are the only ones of the protocol noise-share.
 
     - `best_on_test_accuracy` uses the l2 penalty that is best on the test set, as papers report it. It is biased
       upwards.
     - `knn_centred_accuracy` takes cosines around the mean of the training features. Uncentred cosines are dominated by
       the mean when its share is large.
+    - `knn_without_pcs_accuracy` takes them around the mean, too, without the first `pcs_removed` principal components,
+      a number that is chosen on held-out training images.
     - `spectrum_entropy` is the paper's effective rank: an entropy, in nats, of features that are centred within each
       image, but not over the images. `effective_rank_exp` is the effective rank of Roy and Vetterli, the exponential of
       the entropy, of features that are centred over the images: without this centring, the common part of all images
       outweighs their differences. If the network has class tokens, both are computed from class tokens, as in the
       paper, and their names end in `_of_cls`. Otherwise they are computed from the pooled features.
     - `mean_share` is the share of the mean in the mean square of the pooled features.
+    - `noise_share` is W / (W + B): W, `within_variance`, is the variance of an image's token states over its noise
+      draws, and B, `between_variance`, the variance between images, see `noise_share` of this package.
 
     Args:
         layers: the layers by number: 0 the embeddings, i the output of block i.
@@ -66,6 +76,11 @@ class Grid:
     chosen_by: str = "held_out_accuracy"
 
     @property
+    def classified(self) -> bool:
+        """True if it has accuracies, unlike a grid of the protocol noise-share."""
+        return TEST in self.scores
+
+    @property
     def best_is_on_test(self) -> bool:
         """True if the best cell is chosen by its accuracy on the test images."""
         return self.chosen_by == TEST
@@ -76,11 +91,11 @@ class Grid:
         return divmod(int(values.argmax()), len(self.layers))
 
     def average_layer(self, number: int) -> dict[str, float]:
-        """Return accuracy, knn, the ranks and the share of the mean of layer `number`, averaged over noise levels."""
+        """Return accuracy, knn, the ranks and the shares of mean and noise of a layer, averaged over noise levels."""
         column = list(self.layers).index(number)
         names = {"accuracy": "test_accuracy", "knn": "knn_accuracy"}
         for name in self.scores:
-            if name.startswith((*RANKS, "mean_share")):
+            if name.startswith((*RANKS, "mean_share", NOISE_SHARE)):
                 names[name] = name
         averages = {}
         for short, name in names.items():
@@ -103,7 +118,10 @@ class Grid:
         return summary
 
     def number(self, weights: str) -> str:
-        """Return the complete name of the best cell's accuracy, one line: everything to be stated with the number."""
+        """Return the complete name of the best cell's accuracy, one line: everything to be stated with the number.
+
+        Without accuracies, the line describes the noise shares.
+        """
         protocol = self.protocol
         network = f"{weights} weights"
         if "precision" in protocol:
@@ -112,6 +130,8 @@ class Grid:
         if any(self.times):
             levels = ",".join(f"{t:g}" for t in self.times)
             images = f"t of {levels}, {protocol['noise']}"
+        if not self.classified:
+            return f"noise share of token states, {network}, {images}, seed {protocol['seed']}"
         cells = len(self.times) * len(self.layers)
         chosen_on = "the test images (best_on_test)" if self.best_is_on_test else "held-out training images"
         return (
@@ -136,10 +156,21 @@ class Grid:
         return cell
 
     def text(self, weights: str) -> str:
-        """Return the best cell, in lines for people."""
+        """Return the best cell and the noise shares, in lines for people."""
+        lines = [self.number(weights)]
+        if self.classified:
+            lines += self._best_lines()
+        if self.classified and NOISE_SHARE in self.scores:
+            lines.append(f"noise share, {self._noise_size()}:")
+        if NOISE_SHARE in self.scores:
+            lines += self._noise_share_lines()
+        return "\n".join(lines)
+
+    def _best_lines(self) -> list[str]:
+        """Return the best cells by accuracy and by CKNNA, in lines for people."""
         best = self.summary()
         where = f"{best['name']} at t = {best['t']:g}"
-        lines = [self.number(weights)]
+        lines = []
         if self.best_is_on_test:
             lines.append(f"best on test: {where}: {_format_score(best, BEST_ON_TEST)}")
         else:
@@ -152,10 +183,29 @@ class Grid:
                 f"CKNNA, k {about['neighbours']}, {about['images']} test images, with {about['checkpoint']}, largest:"
             )
             lines.append(f"{cell['name']} at t = {cell['t']:g}: {_format_score(cell, 'cknna')}")
-        return "\n".join(lines)
+        return lines
+
+    def _noise_share_lines(self) -> list[str]:
+        """Return the noise shares of the first, the last and the lowest layer at each noise level, for people."""
+        names = [layer.name for layer in self.layers.values()]
+        lines = []
+        for t, shares in zip(self.times, self.scores[NOISE_SHARE], strict=True):
+            lowest = int(shares.argmin())
+            lines.append(
+                f"t = {t:g}: {shares[0]:.3f} after {names[0]}, {shares[-1]:.3f} after {names[-1]}, lowest "
+                f"{shares[lowest]:.3f} after {names[lowest]}"
+            )
+        return lines
+
+    def _noise_size(self) -> str:
+        """Return the images and draws of the noise share, in words."""
+        about = self.protocol["noise_share"]
+        return f"{about['images']} test images x {about['draws']} draws"
 
     def save(self, folder: Path, what: str, metadata: Mapping[str, Any] | None = None) -> None:
-        """Write probes.csv, probes.png and, for alignments, cknna.png.
+        """Write probes.csv, probes.png unless there are no accuracies, and pictures of what else was measured.
+
+        These are cknna.png for alignments and noise_share.png.
 
         Args:
             folder: folder of the files.
@@ -168,25 +218,27 @@ class Grid:
                 cells.append(self._cell(level, column))
         _write_csv(folder / "probes.csv", cells)
         if metadata is not None:
-            report = {
-                "number": self.number(metadata["weights"]),
-                "best": self.summary(),
-                "protocol": {**self.protocol, **metadata},
-                "cells": cells,
-            }
+            report: dict[str, Any] = {"number": self.number(metadata["weights"])}
+            if self.classified:
+                report["best"] = self.summary()
+            report |= {"protocol": {**self.protocol, **metadata}, "cells": cells}
             write_json(folder / "probes.json", report)
-        title = f"{what}: test accuracy in %, probe protocol {self.protocol['protocol']}"
-        if self.best_is_on_test:
-            title += "; best on test framed"
-        self._heat_map(folder / "probes.png", TEST, self.best(), title)
+        if self.classified:
+            title = f"{what}: test accuracy in %, probe protocol {self.protocol['protocol']}"
+            if self.best_is_on_test:
+                title += "; best on test framed"
+            self._heat_map(folder / "probes.png", TEST, title, self.best())
+        if NOISE_SHARE in self.scores:
+            title = f"{what}: noise share in %, {self._noise_size()}"
+            self._heat_map(folder / NOISE_SHARE_PICTURE, NOISE_SHARE, title)
         if "cknna" in self.scores:
             about = self.protocol["reference"]
             settings = f"k {about['neighbours']}, {about['images']} images, times 100"
             title = f"CKNNA of {what} with {about['checkpoint']}, {settings}"
-            self._heat_map(folder / "cknna.png", "cknna", self.best("cknna"), title)
+            self._heat_map(folder / "cknna.png", "cknna", title, self.best("cknna"))
 
-    def _heat_map(self, path: Path, name: str, marked: tuple[int, int], title: str) -> None:
-        """Draw a score, times 100, with a frame around the cell `marked`, (level, column)."""
+    def _heat_map(self, path: Path, name: str, title: str, marked: tuple[int, int] | None = None) -> None:
+        """Draw a score, times 100, with a frame around the cell `marked`, (level, column), if any."""
         rows = [f"{number} {layer.name}" for number, layer in self.layers.items()]
         if self.times == (0.0,):
             columns = ["clean images"]
@@ -201,7 +253,7 @@ class Grid:
             columns=columns,
             labels=(x_label, "features after"),
             title=title,
-            marked=marked[::-1],
+            marked=marked and marked[::-1],
         )
 
 

@@ -209,6 +209,11 @@ def _apply_inverse_hessian(pairs: list[CurvaturePair], scale: Tensor, g: Tensor)
     return g
 
 
+def shuffled(n: int) -> Int64[Tensor, " n"]:
+    """Return the fixed random order of n training samples whose first fifth, HELD_OUT, is held out."""
+    return torch.randperm(n, generator=generator("probe"))
+
+
 @dataclass(frozen=True)
 class GridScores:
     """For each cell: accuracy on the held-out part and on the test set, and the l2 penalty chosen on the held-out part.
@@ -265,7 +270,7 @@ def logistic_grid(
     cells = max(1, budget // cell_bytes)
     if device.type == "cpu":
         cells = min(cells, CELLS)
-    order = torch.randperm(n, generator=generator("probe")).to(device)
+    order = shuffled(n).to(device)
     labels = train_labels.to(device)[order]
     test_labels = test_labels.to(device)
     l2 = torch.tensor(l2_grid, dtype=torch.float32, device=device)

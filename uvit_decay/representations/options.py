@@ -12,6 +12,9 @@ from uvit_decay.runtime.errors import UserError
 from uvit_decay.sampling_options import LARGEST_GRID, Count, LoadingOptions, Seed
 
 TIMES = (0.01, 0.03, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
+NOISE_SHARE = "noise-share"  # the protocol of probes that measures nothing else
+NOISE_DRAWS = 4  # of that protocol
+CLASSIFYING = ("pool", "max_train", "max_test", "neighbours", "uniform", "draws")  # options that it does not have
 TIME = 0.1  # noise level of a denoiser's images where a command reads a single one
 Most = Annotated[int, Bounds(1, 2**31)]
 Pool = Literal["mean", "all", "cls"]
@@ -62,7 +65,8 @@ class Probing(ProtocolOptions):
     Args:
         protocol: paper: linear probes with one noise per image, the best layer and noise level chosen on held-out
             training images, nearest neighbours, rank; ddae: new noise in every pass, the best on test; repa: linear
-            probes and alignment with a reference, the best on test; or one that a module of --trust registers.
+            probes and alignment with a reference, the best on test; noise-share: the noise share alone, without any
+            classifier; or one that a module of --trust registers.
         times: comma-separated noise levels in (0, 1), for a denoiser; default:
             0.01,0.03,0.05,0.1,0.15,0.2,0.3,0.5. Encoders see clean images.
         layers: comma-separated numbers or names; default: all.
@@ -70,6 +74,9 @@ class Probing(ProtocolOptions):
         seed: of the noise, and of the order and initial weights of ddae and repa.
         draws: noise draws of a denoiser's images; with several, the mean and standard deviation are reported.
         epochs: passes of ddae and repa over the training images; default: 15 for ddae, 90 for repa.
+        noise_draws: noise draws of each image for the noise share of a denoiser's layers, at least 2; default: it is
+            not measured, with --protocol noise-share 4.
+        noise_images: test images for the noise share, a fixed random choice.
     """
 
     times: tuple[float, ...] | None = None
@@ -80,26 +87,53 @@ class Probing(ProtocolOptions):
     protocol: str = "paper"
     draws: Annotated[int, Bounds(1, 1000)] = 1
     epochs: Annotated[int, Bounds(1, 10_000)] | None = None
+    noise_draws: Annotated[int, Bounds(2, 1000)] | None = None
+    noise_images: Annotated[int, Bounds(2, 2**31)] = 512
 
     def __post_init__(self) -> None:
         if self.times is not None:
             check_times(self.times)
-        if self.protocol == "paper" and self.epochs is not None:
-            raise UserError("--epochs: --protocol paper has no epochs; leave it out, or choose --protocol ddae or repa")
+        if self.protocol in ("paper", NOISE_SHARE) and self.epochs is not None:
+            raise UserError(
+                f"--epochs: --protocol {self.protocol} has no epochs; leave it out, or choose --protocol ddae or repa"
+            )
         super().__post_init__()
+        self._check_noise_share()
+
+    def _check_noise_share(self) -> None:
+        """Raise a UserError if options do not fit the noise share."""
+        if self.protocol == NOISE_SHARE:
+            for name in CLASSIFYING:
+                if getattr(self, name) != getattr(Probing, name):
+                    flag = "--knn-uniform" if name == "uniform" else f"--{name.replace('_', '-')}"
+                    raise UserError(f"{flag}: --protocol {NOISE_SHARE} has no classifier; leave it out")
+        draws = self.noise_share_draws
+        if not draws and self.noise_images != Probing.noise_images:
+            raise UserError(f"--noise-images: no noise share is measured; add --noise-draws {NOISE_DRAWS}")
+        if draws > self.batch_size:
+            raise UserError(
+                f"--noise-draws {draws}: all draws of an image are in one batch; set --batch-size to {draws} or more"
+            )
+
+    @property
+    def noise_share_draws(self) -> int:
+        """Noise draws of each image for the noise share; 0 if it is not measured."""
+        if self.noise_draws is None:
+            return NOISE_DRAWS if self.protocol == NOISE_SHARE else 0
+        return self.noise_draws
 
     def levels(self, encoder: bool) -> tuple[float, ...]:
         """Return the noise levels: of a denoiser `times` or TIMES, of an encoder 0 alone, clean images.
 
         Raises:
-            UserError: times, several noise draws or fresh noise are requested for an encoder.
+            UserError: times, several noise draws, fresh noise or a noise share are requested for an encoder.
         """
         if not encoder:
             return self.times or TIMES
-        if self.times is not None or self.draws > 1 or self.protocol == "ddae":
+        if self.times is not None or self.draws > 1 or self.protocol == "ddae" or self.noise_share_draws:
             raise UserError(
-                "this network is an encoder and sees clean images: leave out times, draws and the protocol ddae, which "
-                "need a denoiser's noise"
+                "this network is an encoder and sees clean images: leave out times, draws, noise draws and the "
+                "protocols ddae and noise-share, which need a denoiser's noise"
             )
         return (0.0,)
 
@@ -139,8 +173,8 @@ class Classification(ProtocolOptions):
     """Protocols.
 
     Args:
-        protocol: what to compute: some of in100-linear, logistic, knn, few-shot-1, few-shot-5, few-shot-10, and
-            protocols that a module of --trust registers.
+        protocol: what to compute: some of in100-linear, logistic, knn, knn-without-pcs, few-shot-1, few-shot-5,
+            few-shot-10, and protocols that a module of --trust registers.
         pool: mean of patch tokens, of all tokens, or the class token; default: the protocol's, all for in100-linear
             and logistic, otherwise mean.
         layer: number or name; default: the last of an encoder, the middle of a denoiser.

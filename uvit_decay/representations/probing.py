@@ -8,7 +8,7 @@ level, if they fit into FEATURES bytes. The classifiers of all layers are traine
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,8 +19,9 @@ from torch import Tensor
 from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.nn.intermediates import HasIntermediates, Pool, check_pool, has_class_token, layer_indices
 from uvit_decay.representations.features import TokenReader
-from uvit_decay.representations.grid import OF_CLASS_TOKENS, RANKS, Grid
-from uvit_decay.representations.options import Classification, Probing
+from uvit_decay.representations.grid import NOISE_SCORES, OF_CLASS_TOKENS, RANKS, Grid
+from uvit_decay.representations.noise import measure_noise_share
+from uvit_decay.representations.options import CLASSIFYING, Classification, Probing
 from uvit_decay.representations.protocols import Cells, Protocol, find_protocol
 from uvit_decay.representations.reference import NEIGHBOURS, Reference
 from uvit_decay.runtime.concurrency import free_threads, in_threads
@@ -83,12 +84,16 @@ def check_probed(net: object, path: NoisePath | None, data: ImageData, probing: 
         data: training and test images.
         probing: the options of the probes.
     """
+    protocol = find_protocol(probing.protocol)
     check_network(net, path)
-    check_labelled(data)
     probing.levels(path is None)
     layer_indices(net.layers, probing.layers)
+    if probing.noise_share_draws and (data.test is None or len(data.test) < 2):
+        raise UserError("a noise share needs two test images or more: give them (evaluate.py: --test)")
+    if not protocol.classifies:
+        return
+    check_labelled(data)
     check_pool(net, probing.pool)
-    protocol = find_protocol(probing.protocol)
     train, _ = choose_images(probing, data)
     protocol.check(data.train.labels[train], data.class_names, probing)
     fewest = NEIGHBOURS + 2
@@ -130,20 +135,30 @@ class Prober:
 
     def grid(self, processes: Processes) -> Grid | None:
         """Compute all cells; the processes share the levels and draws, and only the first one returns the grid."""
-        draws = self.probing.draws
-        jobs = range(len(self.times) * draws)  # all draws of the first level, then all draws of the next
         if processes.size > 1:
             self._check_same_images(processes)
-        rows = []
-        unit = "level" if draws == 1 else "draw"
-        with track("probes", len(jobs), unit, shown=processes.is_main) as work:
-            for row in self._rows(jobs, processes):
-                rows.append(row)
-                work.update()
+        levels, draws = len(self.times), self.probing.draws
+        probes = noise = None
+        if self.by.classifies:
+            unit = "level" if draws == 1 else "draw"
+            # All draws of the first level, then all draws of the next.
+            probes = self._compute("probes", unit, self._level, range(levels * draws), processes)
+        if self.probing.noise_share_draws:
+            noise = self._compute("noise share", "level", self._noise_share, range(levels), processes)
         if not processes.is_main:
             return None
-        scores = torch.stack(rows).unflatten(0, (len(self.times), draws))
-        return self._build_grid(scores)
+        return self._build_grid(probes, noise)
+
+    def _compute(
+        self, title: str, unit: str, work: Callable[[int], Tensor], jobs: range, processes: Processes
+    ) -> list[Tensor]:
+        """Return `work` of all jobs and show the progress; the other processes return an empty list."""
+        rows = []
+        with track(title, len(jobs), unit, shown=processes.is_main) as progress:
+            for row in self._rows(work, jobs, processes):
+                rows.append(row)
+                progress.update()
+        return rows
 
     def _check_same_images(self, processes: Processes) -> None:
         """Raise a UserError on all processes if they have different images or options."""
@@ -153,22 +168,34 @@ class Prober:
             checksums.append(zlib.crc32(compared.cpu().contiguous().numpy()))
         processes.check_same(f"images of {self.data.name}, or options", [self.protocol(), checksums])
 
-    def _build_grid(self, scores: Float64[Tensor, "levels draws scores layers"]) -> Grid:
-        """Return the means of the scores over the draws, and their standard deviations if there are several draws."""
-        draws = scores.shape[1]
-        suffix = OF_CLASS_TOKENS if has_class_token(self.net) else ""
-        names = []
-        for name in self.by.scores:
-            names.append(name + suffix if name in RANKS else name)
-        mean = dict(zip(names, scores.mean(dim=1).unbind(1), strict=True))
+    def _build_grid(
+        self,
+        probes: Sequence[Float64[Tensor, "scores layers"]] | None,
+        noise: Sequence[Float64[Tensor, "3 layers"]] | None,
+    ) -> Grid:
+        """Return the means of the scores over the draws, and their standard deviations if there are several draws.
+
+        Args:
+            probes: scores of all levels and draws; None if there is no classifier.
+            noise: noise share and variances of all levels; None if they were not measured.
+        """
+        draws = self.probing.draws
+        mean = {}
         spread = {}
-        if draws > 1:
-            spread = dict(zip(names, scores.std(dim=1).unbind(1), strict=True))
+        if probes is not None:
+            scores = torch.stack(probes).unflatten(0, (len(self.times), draws))
+            suffix = OF_CLASS_TOKENS if has_class_token(self.net) else ""
+            names = [name + suffix if name in RANKS else name for name in self.by.scores]
+            mean |= zip(names, scores.mean(dim=1).unbind(1), strict=True)
+            if draws > 1:
+                spread |= zip(names, scores.std(dim=1).unbind(1), strict=True)
+        if noise is not None:
+            mean |= zip(NOISE_SCORES, torch.stack(noise).unbind(1), strict=True)
         layers = {i: self.net.layers[i] for i in self._chosen_layers()}
         return Grid(layers, self.times, mean, self.protocol(), spread, self.by.chosen_by)
 
-    def _rows(self, jobs: range, processes: Processes) -> Iterator[Tensor]:
-        """Yield the scores of the jobs, in order, on the first process.
+    def _rows(self, work: Callable[[int], Tensor], jobs: range, processes: Processes) -> Iterator[Tensor]:
+        """Yield `work` of the jobs, in order, on the first process.
 
         On a CPU, several jobs with small features are computed at once, on the cores that torch's threads leave idle.
         """
@@ -179,16 +206,22 @@ class Prober:
         if threads > 1:
             # The precision is a setting of all threads, so it is set here and not in each of them.
             with computing(self.device, self.precision):
-                yield from in_threads(self._level, jobs, threads)
+                yield from in_threads(work, jobs, threads)
         else:
-            yield from processes.map_ordered(jobs, self._level)
+            yield from processes.map_ordered(jobs, work)
 
     def protocol(self) -> dict[str, Any]:
         """Return everything that the numbers depend on, except the weights, as plain values."""
         train, test = choose_images(self.probing, self.data)
         options = asdict(self.probing)
-        del options["epochs"]  # the protocol describes its training itself
-        about: dict[str, Any] = {"data": self.data.name, "train": len(train), "test": len(test)}
+        for name in ("epochs", "noise_draws", "noise_images"):  # described below
+            del options[name]
+        about: dict[str, Any] = {"data": self.data.name}
+        if self.by.classifies:
+            about |= {"train": len(train), "test": len(test)}
+        else:
+            for name in CLASSIFYING:
+                del options[name]
         about |= options
         about["times"] = list(self.times)
         if self.path is None:
@@ -199,12 +232,18 @@ class Prober:
         if self.precision != "float32":
             about["precision"] = self.precision
         about |= self.by.about(self.probing)
+        draws = self.probing.noise_share_draws
+        if draws:
+            coordinates = "tokens x channels, prefix tokens included"
+            about["noise_share"] = {"images": len(self._noise_images()), "draws": draws, "coordinates": coordinates}
         if self.reference is not None:
             about["reference"] = dict(self.reference.about)
         return about
 
     def _describe_noise(self) -> str:
         """Return a description of the noise for reports."""
+        if not self.by.classifies:
+            return f"{self.probing.noise_share_draws} draws of {len(self._noise_images())} test images"
         noise = "new noise in every pass" if self.by.fresh else "one noise per image"
         if self.probing.draws > 1:
             noise += f", in {self.probing.draws} draws, averaged"
@@ -221,6 +260,22 @@ class Prober:
             values = self.by.judge(cells, self.probing).values
             parts.append(torch.stack([values[name].double() for name in self.by.scores]))
         return torch.cat(parts, dim=1)
+
+    def _noise_images(self) -> list[int]:
+        """Return the indices of the test images of the noise share, a fixed random choice."""
+        return subset(self.data.test, self.probing.noise_images, "noise share")
+
+    def _noise_share(self, level: int) -> Float64[Tensor, "3 layers"]:
+        """Return NOISE_SCORES of one noise level."""
+        return measure_noise_share(
+            self._reader(),
+            self.data.test,
+            self._noise_images(),
+            self._chosen_layers(),
+            self.times[level],
+            self.probing.seed,
+            self.probing.noise_share_draws,
+        )
 
     def cells(self, level: int, draw: int = 0, layers: Sequence[int] | None = None) -> Cells:
         """Return the features of one noise level and draw, with what a protocol needs to evaluate them.
@@ -280,9 +335,11 @@ class Prober:
             key += ["draw", draw]
         if passed:
             key += ["pass", passed]
-        reader = TokenReader(
-            self.net, self.path, self.data.network_input, self.device, self.precision, self.probing.batch_size
-        )
-        return reader.read_pooled(
+        return self._reader().read_pooled(
             images, chosen, layers, self.times[level], key=key, pools=pools, processes=Processes()
+        )
+
+    def _reader(self) -> TokenReader:
+        return TokenReader(
+            self.net, self.path, self.data.network_input, self.device, self.precision, self.probing.batch_size
         )

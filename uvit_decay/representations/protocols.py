@@ -17,10 +17,10 @@ from torch import Tensor
 
 from uvit_decay.nn.intermediates import Pool
 from uvit_decay.representations.grid import SCORES
-from uvit_decay.representations.knn import knn_accuracy
+from uvit_decay.representations.knn import PCS, WithoutPCs, knn_accuracy, knn_without_pcs
 from uvit_decay.representations.linear_probes import DDAE, IN100, REPA, LinearProbe, accuracies
 from uvit_decay.representations.logistic import L2_GRID, fit_accuracy, logistic_grid
-from uvit_decay.representations.options import Classification, Probing
+from uvit_decay.representations.options import NOISE_SHARE, Classification, Probing
 from uvit_decay.representations.rank import effective_rank_exp, mean_share, spectrum_entropy
 from uvit_decay.representations.reference import Neighbourhood, Reference, cknna
 from uvit_decay.runtime.errors import UserError
@@ -75,9 +75,9 @@ class Protocol:
     """A protocol.
 
     Args:
-        judge: function (cells, options) -> outcome that evaluates features.
-        scores: names of the scores. Protocols of a grid have `test_accuracy` among them, protocols of a single cell
-            do not.
+        judge: function (cells, options) -> outcome that evaluates features; None if there is no classifier.
+        scores: names of the scores. Protocols of a grid have `test_accuracy` among them or no classifier, protocols of
+            a single cell have neither.
         chosen_by: the score by which the best cell of a grid is chosen. With `test_accuracy` the best accuracy is
             biased upwards.
         probe: training of the classifier, if it is trained step by step.
@@ -91,7 +91,7 @@ class Protocol:
         UserError: the protocol of a grid chooses the best cell by a score that it does not have.
     """
 
-    judge: Callable[[Cells, Any], Outcome]
+    judge: Callable[[Cells, Any], Outcome] | None
     scores: tuple[str, ...]
     chosen_by: Literal["held_out_accuracy", "test_accuracy"] = "test_accuracy"
     probe: LinearProbe | None = None
@@ -102,7 +102,7 @@ class Protocol:
     classifier: str = ""
 
     def __post_init__(self) -> None:
-        if self.of_grid and self.chosen_by not in self.scores:
+        if self.of_grid and self.classifies and self.chosen_by not in self.scores:
             known = ", ".join(self.scores)
             raise UserError(f"chosen_by {self.chosen_by}: the protocol has no such score; choose one of {known}")
 
@@ -131,7 +131,12 @@ class Protocol:
     @property
     def of_grid(self) -> bool:
         """True if it evaluates a grid of cells, as `evaluate.py probe` does."""
-        return "test_accuracy" in self.scores
+        return "test_accuracy" in self.scores or not self.classifies
+
+    @property
+    def classifies(self) -> bool:
+        """True if it has a classifier, unlike the protocol of the noise share alone."""
+        return self.judge is not None
 
     @property
     def aligned(self) -> bool:
@@ -139,7 +144,9 @@ class Protocol:
         return "cknna" in self.scores
 
     def about(self, options: Probing) -> dict[str, Any]:
-        """Return the settings of a grid for reports, as plain values."""
+        """Return the settings of a grid for reports, as plain values; nothing without a classifier."""
+        if not self.classifies:
+            return {}
         if self.probe is not None:
             about = _set_options(self.probe, options).about()
         else:
@@ -161,6 +168,7 @@ def paper(cells: Cells, options: Probing) -> Outcome:
     """Evaluate by logistic regression, nearest neighbours and rank, with one noise per image."""
     train = cells.train(0)
     linear = logistic_grid(train, cells.labels, cells.test, cells.test_labels, device=cells.device)
+    without = _knn_without_pcs(cells, train, options)
     ranked = cells.ranked.to(_choose_float64_device(cells.device))
     values = {
         "held_out_accuracy": linear.held_out,
@@ -169,6 +177,8 @@ def paper(cells: Cells, options: Probing) -> Outcome:
         "l2": linear.l2,
         "knn_accuracy": _knn_accuracy(cells, train, options),
         "knn_centred_accuracy": _knn_accuracy(cells, train, options, centred=True),
+        "knn_without_pcs_accuracy": without.accuracy,
+        "pcs_removed": without.removed,
         "spectrum_entropy": torch.tensor([spectrum_entropy(cell) for cell in ranked]),
         "effective_rank_exp": torch.tensor([effective_rank_exp(cell) for cell in ranked]),
         "mean_share": mean_share(cells.test),
@@ -222,6 +232,22 @@ def _knn_accuracy(
         temperature=temperature,
         uniform=options.uniform,
         centred=centred,
+    )
+
+
+def _knn_without_pcs(
+    cells: Cells, train: Tensor, options: Classification | Probing, temperature: float = 0.07
+) -> WithoutPCs:
+    """Return the accuracy of nearest neighbours without the first principal components, computed on `cells.device`."""
+    return knn_without_pcs(
+        train,
+        cells.labels,
+        cells.test.to(cells.device),
+        cells.test_labels,
+        k=options.neighbours,
+        temperature=temperature,
+        uniform=options.uniform,
+        candidates=[number for number in PCS if number < train.shape[-1]],
     )
 
 
@@ -279,14 +305,30 @@ def logistic(cells: Cells, options: Classification) -> Outcome:
 def knn(cells: Cells, options: Classification) -> Outcome:
     """Evaluate by k nearest neighbours with cosine similarity (DINO)."""
     accuracy = _knn_accuracy(cells, cells.train(0), options, temperature=options.temperature)
-    chosen = {
+    return Outcome({"test": accuracy}, _describe_knn(options))
+
+
+def knn_without_components(cells: Cells, options: Classification) -> Outcome:
+    """Evaluate as `knn` does, around the mean and without the first principal components, see `knn_without_pcs`."""
+    without = _knn_without_pcs(cells, cells.train(0), options, temperature=options.temperature)
+    chosen = _describe_knn(options) | {
+        "similarity": "cosine around the mean of the training, without its first principal components",
+        "pcs_removed": int(without.removed[0]),
+        "candidates": list(PCS),
+        "chosen_on": "a held-out fifth of the training",
+    }
+    return Outcome({"test": without.accuracy}, chosen)
+
+
+def _describe_knn(options: Classification) -> dict[str, Any]:
+    """Return the settings of nearest neighbours for reports, as plain values."""
+    return {
         "classifier": "nearest neighbours",
         "k": options.neighbours,
         "T": options.temperature,
         "similarity": "cosine",
         "vote": "1" if options.uniform else f"exp(similarity / {options.temperature:g})",
     }
-    return Outcome({"test": accuracy}, chosen)
 
 
 def few_shot(cells: Cells, options: Classification, shots: int) -> Outcome:
@@ -331,9 +373,11 @@ PROTOCOLS: dict[str, Protocol] = {
     ),
     "ddae": Protocol(ddae, ("test_accuracy",), probe=DDAE, fresh=True),
     "repa": Protocol(repa, ("test_accuracy", "cknna"), probe=REPA),
+    NOISE_SHARE: Protocol(None, ()),
     "in100-linear": Protocol(in100_linear, ("last", "best_on_test"), probe=IN100, pool="all"),
     "logistic": Protocol(logistic, ("test", "held_out", "best_on_test"), pool="all"),
     "knn": Protocol(knn, ("test",), votes=True),
+    "knn-without-pcs": Protocol(knn_without_components, ("test",), votes=True),
     "few-shot-1": Protocol(partial(few_shot, shots=1), ("mean", "std"), shots=1),
     "few-shot-5": Protocol(partial(few_shot, shots=5), ("mean", "std"), shots=5),
     "few-shot-10": Protocol(partial(few_shot, shots=10), ("mean", "std"), shots=10),
