@@ -154,6 +154,12 @@ def test_scaled_long_skips_are_refused(tmp_path, scale):
     assert load(tmp_path / "again.safetensors").net.config["skip_scale"] == scale
 
 
+def test_a_learned_output_skip_is_refused(tmp_path):
+    path = ours(tmp_path, output_skip="learned")
+    with raises_user_error("output_skip", ".safetensors"):
+        export_file(path, tmp_path / "back.pth")
+
+
 def test_a_list_of_alphas_is_refused_too(tmp_path):
     path = ours(tmp_path, schedule=[1.0, 0.9] * 5)
     with raises_user_error("[[1.0, 1.0], [0.9, 1.0],", ".safetensors"):

@@ -5,12 +5,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import pixels, refused, sample, tiny_net, tiny_task, tiny_trainer
+from conftest import pixels, refused, same, sample, tiny_net, tiny_task, tiny_trainer
 from evaluations import evaluate
 from hub_folders import write_denoiser
 from refusals import find_line
 
 from uvit_decay.callbacks import EMA, LastCheckpoint
+from uvit_decay.checkpoint import load
 from uvit_decay.data import Digits
 from uvit_decay.diffusion.noise_path import VP, Linear
 from uvit_decay.diffusion.sampling import Sampling
@@ -80,6 +81,15 @@ def test_names_say_the_guide_and_both_networks_are_counted(checkpoints):
     within = replace(samples, sampling=replace(samples.sampling, guidance_interval=(0.9, 1.0)))
     within.images([0])
     assert within.nfe == 3 + 1
+
+
+def test_a_guide_has_the_weights_that_are_asked_for(checkpoints):
+    for asked, weights in ((None, "ema"), ("ema", "ema"), ("raw", "raw")):
+        options = SamplingOptions(guidance=1.5, guide_step=6, device="cpu", weights=asked)
+        net = Samples.from_options(checkpoints / "last.ckpt", options).model.guide.net
+        assert same(net.state_dict(), load(checkpoints / "step_00000006.ckpt", weights).net.state_dict())
+    states = [load(checkpoints / "step_00000006.ckpt", weights).net.state_dict() for weights in ("ema", "raw")]
+    assert not same(*states)
 
 
 def test_the_card_of_an_interval_is_for_the_null_label(tmp_path):

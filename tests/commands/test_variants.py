@@ -33,6 +33,7 @@ VARIANTS = {
     "repa": ["--model.auxiliary+=REPA", "--model.auxiliary.hidden=8", "--model.auxiliary.teacher=mae.ckpt"],
     "stream": ["--model.net.skip_scale=stream", "--model.net.schedule=gain", "--model.net.alpha_min=0.7"],
 }
+VARIANTS["stream"] += ["--model.net.output_skip=learned"]
 VARIANTS |= {name: [f"--model.net.schedule={name}", "--model.net.alpha_min=1"] for name in DEPTH_ATTENTION}
 LOSSES = ("layersync", "dispersive16", "repa")
 SOME = ("layersync", "dispersive16", "repa", "stream", "attnres")

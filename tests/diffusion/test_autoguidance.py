@@ -8,6 +8,7 @@ from small_source import CLASSES, T, Y, images, network, noise, source
 
 from uvit_decay.diffusion.denoiser import denoise_fn
 from uvit_decay.diffusion.noise_path import Linear
+from uvit_decay.diffusion.prediction import T_EPS, sampling_interval
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.runtime.errors import UserError
 
@@ -35,6 +36,19 @@ def test_it_is_the_formula(clip):
     assert torch.allclose(actual, expected.clamp(-1, 1) if clip else expected, atol=1e-5)
     times = torch.full_like(T, 0.5)
     assert torch.allclose(eps, good.path.eps_from_x(x, actual, times), atol=1e-4)
+
+
+def test_a_guide_of_another_prediction_keeps_it_and_its_interval():
+    good, bad = (replace(each, path=Linear()) for each in both())
+    good = replace(good, prediction="velocity")
+    denoisers = [denoise_fn(each.net, each.path, each.prediction, Y, clip=False) for each in (good, bad)]
+    times = torch.full_like(T, 0.5)
+    d_good, d_bad = (denoise(noise(), times)[0] for denoise in denoisers)
+    guided = replace(good, guide=bad).denoiser(Sampling(guidance=2.5, clip=False), Y.tolist())
+    assert torch.allclose(guided.denoise(noise(), 0.5)[0], d_bad + 2.5 * (d_good - d_bad), atol=1e-5)
+    alone = good.denoiser(Sampling(clip=False), Y.tolist())
+    assert (alone.low, alone.high) == (0, 1)
+    assert (guided.low, guided.high) == sampling_interval(Linear(), "eps", clip=False) == (T_EPS, 1 - T_EPS)
 
 
 def test_outside_of_its_interval_the_network_is_alone():

@@ -1,5 +1,6 @@
 """Folders that diffusers loads, from a disk or the Hub, and that are checkpoints: --ckpt, export, --model.init_from."""
 
+import itertools
 import pkgutil
 import re
 import shutil
@@ -33,11 +34,13 @@ from uvit_decay.autoencoder import Autoencoder
 from uvit_decay.checkpoint import load
 from uvit_decay.checkpoint.io import INDEX, WEIGHTS
 from uvit_decay.commands.convert import main
+from uvit_decay.decay import DEPTH_ATTENTION, SHORTCUTS
 from uvit_decay.diffusion.noise_path import VP, DDPMLinear
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.hub.folder import build_pipeline
 from uvit_decay.hub.pipeline import name_code
 from uvit_decay.nn import SiT, UViT
+from uvit_decay.nn.long_skips import SKIP_SCALES
 from uvit_decay.runtime.files import PARTIAL
 from uvit_decay.tasks.init_from import read_weights
 
@@ -144,15 +147,23 @@ def test_another_folder_of_the_autoencoder_can_be_named(latent_sit, vae, tmp_pat
     assert opened(tmp_path / "folder").vae.config.latent_channels == 4
 
 
-@pytest.mark.parametrize("decay", [{"alpha_min": 0.7}, {"schedule": "depth_scaled"}, {"schedule": "layerscale"}])
-def test_an_unconditional_network_of_any_shortcuts(decay, tmp_path):
-    net = UViT(8, 2, 1, dim=16, depth=2, heads=2, **decay)
-    file = write_denoiser(tmp_path / "net.safetensors", net, VP(0.2, 15.0), "x", Sampling("euler", 3))
-    pipeline = opened(export(file, tmp_path / "folder"))
-    assert (
-        stack_pictures(pipeline(num_images=3, generator=seed_generator(1)).images)
-        == sample_pixels(file, range(3), seed=1)
-    ).all()
+def each_of_the_tables():
+    """Options of networks: every kind of shortcut and attention over depth, with every factor of the long skips."""
+    yield {"output_skip": "learned"}
+    others = itertools.cycle((0.5, *(scale for scale in SKIP_SCALES if scale != "stream")))
+    scales = {"gain": "stream", "constant-branch": "stream:0.8"}
+    for name in (*SHORTCUTS, *DEPTH_ATTENTION):
+        falls = name in SHORTCUTS and SHORTCUTS[name].falls
+        yield {"schedule": name, "alpha_min": 0.7 if falls else 1.0, "skip_scale": scales.get(name) or next(others)}
+
+
+def test_unconditional_networks_of_every_kind(tmp_path):
+    for i, options in enumerate(each_of_the_tables()):
+        net = UViT(8, 2, 1, dim=16, depth=2, heads=2, **options)
+        file = write_denoiser(tmp_path / f"{i}.safetensors", net, VP(0.2, 15.0), "x", Sampling("euler", 2))
+        pipeline = opened(export(file, tmp_path / f"{i}"))
+        pictures = stack_pictures(pipeline(num_images=2, generator=seed_generator(1)).images)
+        assert (pictures == sample_pixels(file, range(2), seed=1)).all(), options
     with pytest.raises(ValueError, match="unconditional"):
         pipeline(class_labels=[0])
 
@@ -288,6 +299,7 @@ def test_what_cannot_be_exported_is_one_line(tmp_path):
 
 def test_a_dit_keeps_its_variance_and_its_sampler(tmp_path):
     sizes = dict(dim=16, depth=2, heads=2, num_classes=2, learn_sigma=True, time="dit", learned_variance=True)
+    sizes |= dict(output_skip="learned")
     sampling = Sampling("dit-ddpm", 6, 2.0, guidance_channels=1)
     net, file = SiT(8, 2, 3, **sizes), tmp_path / "dit.safetensors"
     write_denoiser(file, net, DDPMLinear(), "eps", sampling, ("a", "b"))

@@ -1,5 +1,6 @@
 """Attention over depth: values against the equations, identities, gradients, and what refuses it."""
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -31,22 +32,22 @@ EVERY = [(kind, schedule) for kind in KINDS for schedule in fitting(kind)]
 every = pytest.mark.parametrize(("kind", "schedule"), EVERY, ids=lambda value: getattr(value, "name", value))
 
 
-def reader(kind, std):
+def reader(kind, std, branches=BRANCHES):
     torch.manual_seed(1)
-    found = DepthReader(kind, BRANCHES, DIM).double()
+    found = DepthReader(kind, branches, DIM).double()
     for parameter in found.parameters():
         nn.init.normal_(parameter, std=std)
     return found
 
 
-def values():
+def values(branches=BRANCHES):
     torch.manual_seed(0)
-    return torch.randn(BRANCHES + 1, 2, 3, DIM, dtype=torch.float64)
+    return torch.randn(branches + 1, 2, 3, DIM, dtype=torch.float64)
 
 
 def states(found, outputs, time=None):
     """What each reader but the first reads, given the embeddings and the outputs of branches."""
-    sources, rows = Sources(found.kind, outputs[0], BRANCHES), []
+    sources, rows = Sources(found.kind, outputs[0], len(outputs) - 1), []
     for output in outputs[1:]:
         sources.add_branch(output)
         rows.append(found(sources, time))
@@ -56,7 +57,7 @@ def states(found, outputs, time=None):
 def seen_by(kind, reader, v):
     """The sources of a reader, 2..N + 1, written again from the papers."""
     done, s = reader - 1, kind.group
-    whole = (done - (reader > BRANCHES)) // s  # the output sees the last group as it is while it runs
+    whole = (done - (reader == len(v))) // s  # the output sees the last group as it is while it runs
     if kind.sums:
         whole = done // s
         groups = [v[1 + n * s : 1 + (n + 1) * s].sum(0) for n in range(whole)]
@@ -65,10 +66,11 @@ def seen_by(kind, reader, v):
     return [v[0], *(v[n * s] for n in range(1, whole + 1)), *v[1 + whole * s : 1 + done]]
 
 
+@pytest.mark.parametrize("branches", [BRANCHES, 8])  # the last group is incomplete, or complete
 @each_schedule
-def test_readers_compute_the_equations(schedule):
-    kind, v, time = DEPTH_ATTENTION[schedule], values(), torch.randn(2, DIM, dtype=torch.float64)
-    found = reader(kind, 0.7)
+def test_readers_compute_the_equations(schedule, branches):
+    kind, v, time = DEPTH_ATTENTION[schedule], values(branches), torch.randn(2, DIM, dtype=torch.float64)
+    found = reader(kind, 0.7, branches)
     for i, row in enumerate(states(found, v, time if kind.time else None)):
         query = found.queries[i]
         seen = torch.stack(seen_by(kind, i + 2, v))
@@ -138,8 +140,10 @@ def test_networks_read_what_their_matrix_says_and_train_all_queries(kind, schedu
             merge.register_forward_hook(lambda *call: merges.append(call[-1]))
     with torch.no_grad():
         matrix = mixing_matrix(body, *arguments)
+    assert len(gates) in (0, len(branches) // 2), "once for both branches of a block"
     for i, gate in enumerate(gates):
-        branches[i] = gate.chunk(6, dim=-1)[5 if i % 2 else 2] * branches[i]
+        branches[2 * i] = gate.chunk(6, dim=-1)[2] * branches[2 * i]
+        branches[2 * i + 1] = gate.chunk(6, dim=-1)[5] * branches[2 * i + 1]
     sources = torch.stack([inputs[0], *branches, *merges])
     rows = torch.stack(inputs)
     found = torch.einsum("ls,sbnd->lbnd", matrix[:-1], sources)
@@ -173,6 +177,19 @@ def test_queries_are_recorded_and_blocks_may_be_recomputed(kind, schedule):
         make(schedule=schedule).load_state_dict(make().state_dict())
 
 
+def test_stochastic_depth_drops_the_branch_of_its_row():
+    torch.manual_seed(0)
+    net = ViT(16, 4, 3, 16, 2, 2, num_classes=3, schedule="attnres").eval()
+    x = torch.randn(2, 3, 16, 16)
+    for i, end in enumerate(net.branch_ends()):
+        keep = torch.ones(4, 2)
+        keep[i] = 0
+        silent = copy.deepcopy(net)
+        for parameter in silent.get_submodule(end).parameters():
+            nn.init.zeros_(parameter)
+        assert torch.equal(net(x, keep), silent(x))
+
+
 @each_schedule
 def test_what_does_not_fit_is_one_line(schedule):
     for options in (dict(alpha_min=0.7), dict(alpha_min=1.0, branches="mlp")):
@@ -198,4 +215,4 @@ def test_a_network_without_time_refuses_queries_of_time():
 def test_the_documentation_lists_the_table():
     text = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
     for name, entry in DEPTH_ATTENTION.items():
-        assert f"| `{name}` | {entry.formula} | queries | {entry.source} |" in text
+        assert f"| `{name}` | {entry.formula} | queries | no | {entry.source} |" in text

@@ -81,8 +81,10 @@ def test_skip_layers_compute_their_formula(scale):
     """Fixed factors scale the encoder's state before mask tokens enter; a gate reads all tokens."""
     torch.manual_seed(0)
     net = MAE(**SMALL_MAE | {"decoder_depth": 1}, wiring="decayed", zero_init=False, **options(scale)).double()
+    for gate in net.long_skips.gates:
+        nn.init.ones_(gate.fc1.bias)  # its single hidden unit is not dead
     layer, p = net.skip[0], products(4, 0.6)
-    state, y = torch.randn(2, 5, 16).double(), torch.randn(2, 17, 24).double()
+    state, y = torch.randn(2, 5, 16).double().requires_grad_(), torch.randn(2, 17, 24).double()
     restore = torch.stack([torch.randperm(16) for _ in range(2)])
     if isinstance(scale, str) and scale.startswith("learned"):
         tokens = unshuffle(state, layer.mask_token, restore)
@@ -92,7 +94,10 @@ def test_skip_layers_compute_their_formula(scale):
         c = {0.5: 0.5, "kappa": 0.5, "kappa:0.7": 0.7, "stream": p[4], "stream:0.8": products(4, 0.8)[4]}[scale]
         tokens = unshuffle(c * state, layer.mask_token, restore)
     expected = y + layer.fc(torch.cat([tokens, y], dim=-1))
-    torch.testing.assert_close(net._merge_skip(0, state, y, restore), expected, rtol=1e-12, atol=1e-12)
+    merged = net._merge_skip(0, state, y, restore)
+    torch.testing.assert_close(merged, expected, rtol=1e-12, atol=1e-12)
+    slopes = [torch.autograd.grad(each.square().sum(), state)[0] for each in (merged, expected)]
+    torch.testing.assert_close(*slopes, rtol=1e-10, atol=1e-10)
 
 
 @each_scale
@@ -110,6 +115,15 @@ def test_scales_are_recorded_and_another_one_is_refused(kind, scale):
             other.load_state_dict({**state.state_dict(), "alphas": other.alphas, "betas": torch.ones(0)} | betas(other))
     assert list(plain.state_dict()) == list(kind.small(skip_scale=1.0).state_dict())
     assert learned == any(name.startswith("long_skips") for name, _ in net.named_parameters())
+
+
+def test_fixed_scales_load_under_a_default_dtype_of_float64():
+    torch.set_default_dtype(torch.float64)
+    try:
+        net = UVIT.small(skip_scale="kappa:0.7")
+        net.load_state_dict(UVIT.small(skip_scale="kappa:0.7").float().state_dict())
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def betas(net):

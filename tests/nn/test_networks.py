@@ -55,8 +55,8 @@ def test_a_network_without_null_label_asks_for_classes(kind):
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        (UVIT, dict(schedule="learnable")),
-        (DECAYED_SIT, dict()),
+        (UVIT, dict(schedule="learnable", output_skip="learned")),
+        (DECAYED_SIT, dict(output_skip="learned")),
         (SIT, dict(schedule="learnable", num_classes=0)),
         (MASKED, dict(schedule="learnable", depth=2, decoder_depth=1)),
         (VIT, dict(schedule="learnable")),
@@ -122,6 +122,7 @@ def test_states_are_those_of_the_null_label_and_patches_are_their_last_tokens(nu
         *((kind, dict(heads=3), "heads 3") for kind in (UVIT, SIT)),
         *((kind, dict(alpha_min=0.0), "alpha_min") for kind in (UVIT, SIT)),
         *((kind, dict(norm_type="batch"), ("norm_type", "layer", "rms", "'batch'")) for kind in (UVIT, SIT)),
+        *((kind, dict(output_skip="on"), ("output_skip", "none", "learned", "'on'")) for kind in (UVIT, SIT)),
         (UVIT, dict(init="kaiming"), ("init", "official", "xavier", "'kaiming'")),
         (SIT, dict(patch_size=0), "patch_size"),
         (SIT, dict(num_classes=-1), "num_classes"),

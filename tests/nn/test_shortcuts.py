@@ -14,7 +14,7 @@ from refusals import raises_user_error
 from torch import nn
 
 from uvit_decay import decay
-from uvit_decay.decay import SHORTCUTS, shortcuts
+from uvit_decay.decay import DEPTH_ATTENTION, SHORTCUTS, shortcuts
 from uvit_decay.decay.schedule import read_weights
 from uvit_decay.nn import MAE, ResNet, ViT
 from uvit_decay.nn.block import AdaLNBlock, Block
@@ -259,7 +259,19 @@ def test_the_documentation_lists_the_table():
     text = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
     for name, kind in SHORTCUTS.items():
         learned = kind.weights([0.0, 0.0], 1.0).learned or "nothing"
-        assert f"| `{name}` | {kind.formula} | {learned} | {kind.source} |" in text
+        start = "yes" if kind.plain_start else "no"
+        assert f"| `{name}` | {kind.formula} | {learned} | {start} | {kind.source} |" in text
+
+
+@pytest.mark.parametrize(("name", "kind"), [*SHORTCUTS.items(), *DEPTH_ATTENTION.items()])
+def test_the_table_says_which_networks_start_as_the_plain_one(name, kind):
+    """U-ViTs whose branches start at 0, layer by layer."""
+    given = options(name) if name in SHORTCUTS else {"schedule": name}
+    nets = [UVIT.small(zero_init=True, **chosen).eval() for chosen in ({}, given)]
+    nets[1].load_state_dict(nets[1].state_dict() | dict(nets[0].named_parameters()))
+    with torch.no_grad():
+        states = [torch.stack([*net.forward_intermediates(*UVIT.inputs())]) for net in nets]
+    assert torch.equal(*states) == torch.allclose(*states, rtol=1e-3, atol=1e-3) == kind.plain_start
 
 
 PAPER_ROWS = {

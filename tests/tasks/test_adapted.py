@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import state, tiny_net, tiny_task, tiny_trainer, train
+from hub_folders import write_denoiser
 from official_files import change_training, tiny_sit
 from PIL import Image
 from refusals import find_line, raises_user_error
@@ -20,6 +21,7 @@ from uvit_decay.checkpoint.convert import import_official
 from uvit_decay.checkpoint.official.common import ImportOptions
 from uvit_decay.data import Digits, Images
 from uvit_decay.diffusion.noise_path import VP, DDPMLinear, Linear
+from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.nn import MAE, SiT
 from uvit_decay.nn.sizes import SIT_SIZES
 from uvit_decay.tasks import DiffusionTask, MAETask
@@ -250,3 +252,14 @@ def test_a_run_starts_from_a_file_and_resumes_without_it(trained, tmp_path, monk
     assert load(tmp_path / "runs/tuned/version_1/checkpoints/last.ckpt").card.step == 3
     with raises_user_error("start.ckpt"):
         DiffusionTask(tiny_net(), init_from="start.ckpt").load_initial()
+
+
+def test_an_output_skip_can_be_added_but_not_lost(sit, tmp_path, start_task):
+    net, said = start_task(sit_from(sit, 10, output_skip="learned"), Digits(32))
+    assert "new: output_skip.linear.weight" in said
+    before = load(sit).net
+    assert torch.equal(net(X, T), before(X, T))
+    file = write_denoiser(tmp_path / "skip.safetensors", small_sit(output_skip="learned"), Linear(), "velocity",
+                          Sampling(), tuple(map(str, range(10))))  # fmt: skip
+    with raises_user_error("--model.net.output_skip"):
+        read_initial(file, small_sit(), sit_from(sit, 10).function_spec())

@@ -287,6 +287,8 @@ def official_state(net: nn.Module, state: Mapping[str, Tensor], where: Path) -> 
         raise UserError(
             f"{where} has skip_scale {net.config['skip_scale']}, which no official layout has: export .safetensors"
         )
+    if net.output_skip is not None:
+        raise UserError(f"{where} has a learned output_skip, which no official layout has: export .safetensors")
     if net.config["qk_norm"] or net.config["norm_type"] != "layer":
         raise UserError(
             f"{where} has qk_norm {net.config['qk_norm']} and norm_type {net.config['norm_type']!r}, which no official "

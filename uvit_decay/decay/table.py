@@ -42,6 +42,7 @@ class DepthAttention:
         sums: whether a group is read as the sum of its outputs. Otherwise a finished group is read as its last output.
         scaled: whether logits are divided by sqrt(d).
         time: whether queries depend on the time of a denoiser.
+        plain_start: see `Kind`.
     """
 
     formula: str
@@ -50,6 +51,7 @@ class DepthAttention:
     sums: bool = True
     scaled: bool = False
     time: bool = False
+    plain_start: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,8 @@ class Shortcuts:
         per_channel: whether there is a beta for each channel.
         restarts: branches beside a projected shortcut that ends in a norm (in a ResNet). The output of such a shortcut
             does not depend on the scale of the stream, so the product P starts again with the branch's own alpha.
+        divided: the number by which `with_gains` has divided the last state: P after the last branch. A layer that
+            reads the last state without a norm multiplies by it.
         depth: attention over depth instead of shortcuts; alphas and betas are then 1.
     """
 
@@ -73,6 +77,7 @@ class Shortcuts:
     learned: Literal["alphas", "betas", "queries"] | None = None
     per_channel: bool = False
     restarts: tuple[int, ...] = ()
+    divided: float = 1.0
     depth: DepthAttention | None = None
 
     @property
@@ -85,10 +90,18 @@ class Shortcuts:
         return tuple(names)
 
     @property
+    def products(self) -> tuple[float, ...]:
+        """The products P_{k+1} of the alphas up to and including branch k; P starts at 1, and again at `restarts`."""
+        products = []
+        product = 1.0
+        for k, alpha in enumerate(self.alphas):
+            product = alpha if k in self.restarts else product * alpha
+            products.append(product)
+        return tuple(products)
+
+    @property
     def gains(self) -> tuple[float, ...]:
         """The gains beta_k / P_{k+1} of the branches in an equivalent network with plain shortcuts.
-
-        P starts at 1, and again at each of `restarts`.
 
         Raises:
             UserError: alphas or betas are not positive, so that no such network exists, or gains exceed float32.
@@ -99,9 +112,7 @@ class Shortcuts:
                 "choose a schedule with positive weights"
             )
         gains = []
-        product = 1.0
-        for k, (alpha, beta) in enumerate(zip(self.alphas, self.betas, strict=True)):
-            product = alpha if k in self.restarts else product * alpha
+        for beta, product in zip(self.betas, self.products, strict=True):
             gains.append(beta / product if product > 0 else math.inf)
         if not all(map(is_float32, gains)):
             raise UserError(
@@ -111,9 +122,9 @@ class Shortcuts:
         return tuple(gains)
 
     def with_gains(self) -> Shortcuts:
-        """Return plain shortcuts with `gains` as betas: the same function."""
+        """Return plain shortcuts with `gains` as betas: the same function, with a last state that is `divided`."""
         ones = (1.0,) * len(self.alphas)
-        return replace(self, alphas=ones, betas=self.gains)
+        return replace(self, alphas=ones, betas=self.gains, divided=self.products[-1])
 
     def tensor(self, name: str, dim: int) -> Tensor:
         """Return the weights called `name`, float32 (branches,), or (branches, dim) if learned for each channel."""
@@ -140,6 +151,8 @@ class Kind:
             must keep their defaults; granularity and index are ignored.
         gains: whether the result is `Shortcuts.with_gains` of these weights.
         blocks: whether it needs blocks of two branches, or channels of one width, so that it does not fit a ResNet.
+        plain_start: whether the network equals the plain network at the start of training, with the same weights, if
+            all branches start at 0 (`zero_init`, SiT).
     """
 
     formula: str
@@ -148,6 +161,7 @@ class Kind:
     falls: bool = False
     gains: bool = False
     blocks: bool = False
+    plain_start: bool = False
 
 
 def is_float32(value: Any) -> bool:
@@ -227,6 +241,7 @@ SHORTCUTS: dict[str, Kind] = {
         "x + sqrt(1/2) f",
         PAPER + "Table 3b",
         lambda depths, a: weighted([1.0] * len(depths), SQRT_HALF),
+        plain_start=True,
     ),
     "gain": Kind(
         "x + f / P_{k+1}, with the P of linear: for the same initial weights, the same function as linear, up to the "
@@ -235,6 +250,7 @@ SHORTCUTS: dict[str, Kind] = {
         lambda depths, a: weighted(_linear(depths, a)),
         falls=True,
         gains=True,
+        plain_start=True,
     ),
     "mp_sum": Kind(
         "((1 - t) x + t f) / sqrt((1 - t)^2 + t^2), t = 0.3",
@@ -246,21 +262,25 @@ SHORTCUTS: dict[str, Kind] = {
         "The Curse of Depth (Sun et al., 2025)",
         _depth_scaled,
         blocks=True,
+        plain_start=True,
     ),
     "layerscale": Kind(
         "x + beta_k f, beta_k learned for each channel, from 0.1 (up to 18 blocks), 1e-5 (24), 1e-6 (more)",
         "CaiT (Touvron et al., ICCV 2021)",
         _layerscale,
         blocks=True,
+        plain_start=True,
     ),
     "rezero": Kind(
         "x + beta_k f, beta_k learned, from 0; f is not zero-initialised",
         "ReZero (Bachlechner et al., UAI 2021)",
         lambda depths, a: weighted([1.0] * len(depths), 0.0, learned="betas"),
+        plain_start=True,
     ),
 }
 
 ATTNRES = "AttnRes (Kimi Team, arXiv 2603.15031)"
+DAR = "Diffusion-Adaptive Routing (arXiv 2605.20708), "
 DEPTH_ATTENTION: dict[str, DepthAttention] = {
     "attnres": DepthAttention(
         "softmax-weighted mean of all earlier outputs, by a learned query for each branch", ATTNRES
@@ -271,14 +291,14 @@ DEPTH_ATTENTION: dict[str, DepthAttention] = {
     "dar": DepthAttention(
         "as attnres, with logits / sqrt(d), over the last output of each finished group of 4 branches and all outputs "
         "of the current group",
-        "arXiv 2605.20708, static queries",
+        DAR + "static queries",
         group=4,
         sums=False,
         scaled=True,
     ),
     "dar-t": DepthAttention(
         "dar with queries q + c e(t), c learned, from 0",
-        "arXiv 2605.20708, static queries and time; starting c at 0 is our interpretation",
+        DAR + "static queries and time; starting c at 0 is our interpretation",
         group=4,
         sums=False,
         scaled=True,

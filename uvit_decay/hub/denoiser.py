@@ -16,7 +16,6 @@ from PIL import Image
 from torch import Tensor, nn
 
 from uvit_decay.autoencoder import LatentSpace, decode_slices
-from uvit_decay.decay.table import NAMES
 from uvit_decay.diffusion.noise_path import GVP, VP, DDPMLinear, Linear, SDDiscrete
 from uvit_decay.diffusion.prediction import Prediction
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling, decoding_precision, trajectory
@@ -64,10 +63,9 @@ class DecayedDenoiser(ModelMixin, ConfigMixin):
             if names:
                 what = kind.replace("_", " ")
                 raise UserError(f"{pretrained_model_name_or_path} does not fit its configuration: {what} {names[0]}")
-        # diffusers copies tensors without load_state_dict, in which networks check the recorded decay: load it again.
-        state = model.net.state_dict()
-        recorded = {name: state[name] for name in NAMES if name in state}
-        model.net.load_state_dict(recorded, strict=False)
+        # diffusers copies tensors without load_state_dict, in which networks check what they record of their shortcuts
+        # and long skips. So each network loads its own weights.
+        model.net.load_state_dict(model.net.state_dict())
         return (model, info) if wanted else model
 
     def forward(self, x: Tensor, t: Tensor, y: Tensor | None = None) -> Tensor:

@@ -7,7 +7,7 @@ generate images.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol, get_type_hints, runtime_checkable
@@ -21,8 +21,9 @@ from torch.utils.checkpoint import checkpoint
 from uvit_decay import decay
 from uvit_decay.nn.depth_attention import DepthReader, Sources
 from uvit_decay.nn.long_skips import LongSkips, SkipPlan, build_long_skips
+from uvit_decay.nn.output_skip import OutputSkip
 from uvit_decay.nn.recorded import check_recorded
-from uvit_decay.runtime.errors import UserError, check_numbers, check_whole, explain
+from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.tensor_files import load_tensors, save_tensors
 
 
@@ -137,6 +138,7 @@ class DecayedNet(
     class_token = False  # whether token 0 is a class token
     shortcuts: decay.Shortcuts
     long_skips: LongSkips | None  # factors of the long skips, None where they are plain
+    output_skip: OutputSkip | None  # from the input of a denoiser to its output, None for a plain one
     merges: tuple[decay.Merge, ...]  # of long skips into the decayed stream
     depth_attention: DepthReader | None  # instead of the shortcuts
 
@@ -184,6 +186,7 @@ class DecayedNet(
         """
         self.shortcuts = shortcuts
         self.long_skips = None
+        self.output_skip = None
         self.merges = ()
         self.depth_attention = None
         if shortcuts.depth is not None:
@@ -222,6 +225,34 @@ class DecayedNet(
                 rows = block.gates
             factors += [part._replace(module=f"{name}.{part.module}") for part in rows]
         return factors
+
+    def head_gains(self) -> dict[str, float]:
+        """Return the gains of parameters that read the last state without a norm, by name; none in most networks.
+
+        Such a layer is multiplied by P in an equivalent plain network, as a branch by its gain.
+        """
+        return {}
+
+    def complete_state(self, state: dict[str, Tensor], prefix: str) -> None:
+        """Add to a state_dict the recorded weights that it lacks and that loading would require.
+
+        Official files hold no alphas. They load into a network of any decay, whose own weights of the branches and
+        factors of the long skips are added. A learned output skip starts without effect. Subclasses add what
+        files of earlier versions lack.
+
+        Args:
+            state: the state_dict, changed in place.
+            prefix: what precedes the names of this network in it.
+        """
+        if prefix + "alphas" in state:
+            return
+        if self.long_skips is not None and not self.long_skips.gates:
+            state[f"{prefix}long_skips.scales"] = self.long_skips.scales
+        if self.output_skip is not None:
+            for name, value in self.output_skip.state_dict().items():
+                state[f"{prefix}output_skip.{name}"] = torch.zeros_like(value)
+        for name in self.shortcuts.recorded:
+            state[prefix + name] = self.shortcuts.tensor(name, self.dim)
 
     def find_decayed_blocks(self) -> dict[str, nn.Module]:
         """Return the decayed blocks by name in execution order, which is the order of registration."""
@@ -302,8 +333,10 @@ class DecayedNet(
                     merge = self.long_skips(k - first_reader, skip, is_compiled(block))
                 sources.add_merge(self.run_block(block, state, skip, *conditions, merge=merge, part="merge"))
                 state = self.depth_attention(sources, time)
+            # Blocks with conditions (SiT) map them to the modulation of both branches, once.
+            modulation = [self.run_block(block, state, None, *conditions, part="condition")] if conditions else []
             for branch, part in ((2 * k, "attention"), (2 * k + 1, "mlp")):
-                output = self.run_block(block, state, None, *conditions, part=part)
+                output = self.run_block(block, state, None, *modulation, part=part)
                 if keep is not None:
                     output = output * keep[branch, :, None, None]
                 sources.add_branch(output)
@@ -344,20 +377,6 @@ class DecayedNet(
         return torch.full((count,), self.num_classes, dtype=torch.int64, device=device)
 
 
-def collect_arguments(scope: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a constructor, given its `locals()` before it assigns other names."""
-    return {name: value for name, value in scope.items() if name not in ("self", "__class__")}
-
-
-def check_sizes(config: Mapping[str, Any]) -> None:
-    """Raise a UserError if a size among the arguments of a network is out of range."""
-    for name in ("image_size", "patch_size", "channels", "dim", "heads"):
-        check_whole(1, 2**16, **{name: config[name]})
-    check_whole(1, 1000, depth=config["depth"])
-    check_whole(0, 2**24, num_classes=config["num_classes"])
-    check_numbers("(0, 1000]", mlp_ratio=config["mlp_ratio"])
-
-
 def is_compiled(block: nn.Module) -> bool:
     """Return whether `block.compile()` was called.
 
@@ -367,32 +386,10 @@ def is_compiled(block: nn.Module) -> bool:
     return block._compiled_call_impl is not None
 
 
-def init_linears(net: nn.Module, init_weight: Callable[[Tensor], Any]) -> None:
-    """Apply `init_weight` to the weight of every linear layer of `net` and zero the biases."""
-    for module in net.modules():
-        if isinstance(module, nn.Linear):
-            init_weight(module.weight)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-
-
 def _check_weights(net: DecayedNet, state: dict[str, Tensor], prefix: str, *_: object) -> None:
-    """Raise a UserError if the weights were trained with another decay (hook before a state_dict is loaded).
-
-    Official files hold no alphas. They load into a network of any decay, whose own alphas are added to `state`.
-    """
-    if prefix + "alphas" not in state:
-        _add_own_weights(net, state, prefix)
-        return
+    """Raise a UserError if the weights were trained with another decay (hook before a state_dict is loaded)."""
+    net.complete_state(state, prefix)
     for name in net.shortcuts.recorded:
         if name != net.shortcuts.learned:
             stored = state.get(prefix + name, torch.empty(0))
             check_recorded(name, stored, getattr(net.shortcuts, name))
-
-
-def _add_own_weights(net: DecayedNet, state: dict[str, Tensor], prefix: str) -> None:
-    """Add the weights of the network's own branches and long skips to an official state_dict."""
-    if net.long_skips is not None and not net.long_skips.gates:
-        state[f"{prefix}long_skips.scales"] = net.long_skips.scales
-    for name in net.shortcuts.recorded:
-        state[prefix + name] = net.shortcuts.tensor(name, net.dim)

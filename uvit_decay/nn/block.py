@@ -7,8 +7,8 @@ b = batch, n = tokens, d = width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -26,7 +26,7 @@ Heads = Float[Tensor, "b h n k"]
 NormType = Literal["layer", "rms"]
 Norm = nn.LayerNorm | nn.RMSNorm
 SkipMerge = Literal["add", "concat"]
-Part = Literal["merge", "attention", "mlp"]  # of a block
+Part = Literal["condition", "merge", "attention", "mlp"]  # of a block
 Factors = Sequence[float | Tensor]  # of the attention branch and of the MLP branch
 PLAIN: Factors = (1.0, 1.0)
 
@@ -221,24 +221,25 @@ class AdaLNBlock(nn.Module):
         self,
         x: Tokens,
         skip: Tokens | None,
-        c: Float[Tensor, "b d"],
+        c: Float[Tensor, "b _"],
         alphas: Factors = PLAIN,
         betas: Factors = PLAIN,
         scales: Factors = PLAIN,
         merge: MergeWeights | None = None,
         part: Part | None = None,
-    ) -> Tokens:
+    ) -> Tokens | Float[Tensor, "b _"]:
         """Return the tokens after x <- alpha x + beta gate f(scale norm(x)) for attention, then for the MLP.
 
         Args:
             x: tokens (b, n, d).
             skip: the long skip (b, n, d), if and only if the block was built to merge one.
-            c: condition (b, d).
+            c: condition (b, d). For the parts attention and mlp, the output of the part condition.
             alphas: weights of the shortcuts.
             betas: weights of the branches.
             scales: factors of the norms' outputs.
             merge: factors of the long skip, None if it is not scaled.
-            part: return only the output of this part, without shortcuts, for attention over depth.
+            part: return only the output of this part, without shortcuts, for attention over depth. The part condition
+                is the modulation of both branches, (b, 6 d).
         """
         if part is not None:
             return self._run_part(part, x, skip, c, merge)
@@ -259,11 +260,13 @@ class AdaLNBlock(nn.Module):
             return merge_skip(self.skip, x, skip, merge)
         return merge_linear(self.skip, scale_skip(skip, merge), merge)
 
-    def _run_part(self, part: Part, x: Tokens, skip: Tokens | None, c: Tensor, merge: MergeWeights | None) -> Tokens:
-        """Return the output of the merge or of one branch with its gate."""
+    def _run_part(self, part: Part, x: Tokens, skip: Tokens | None, c: Tensor, merge: MergeWeights | None) -> Tensor:
+        """Return the modulation, or the output of the merge or of one branch with its gate."""
+        if part == "condition":
+            return self.adaLN_modulation(c)
         if part == "merge":
             return self._merge(x, skip, merge)
-        shift1, scale1, gate1, shift2, scale2, gate2 = self.adaLN_modulation(c)[:, None].chunk(6, dim=-1)
+        shift1, scale1, gate1, shift2, scale2, gate2 = c[:, None].chunk(6, dim=-1)
         if part == "attention":
             return gate1 * self.attn(modulate(self.norm1(x), shift1, scale1))
         return gate2 * self.mlp(modulate(self.norm2(x), shift2, scale2))
@@ -322,3 +325,12 @@ def zero_linear(linear: nn.Linear) -> None:
     """Zero the weight and the bias of a linear layer."""
     nn.init.zeros_(linear.weight)
     nn.init.zeros_(linear.bias)
+
+
+def init_linears(net: nn.Module, init_weight: Callable[[Tensor], Any]) -> None:
+    """Apply `init_weight` to the weight of every linear layer of `net` and zero the biases."""
+    for module in net.modules():
+        if isinstance(module, nn.Linear):
+            init_weight(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)

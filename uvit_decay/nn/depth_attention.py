@@ -11,7 +11,8 @@ branches there are fewer sources (`decay.DepthAttention`):
 
     AttnRes   v_0, the sums of the outputs of finished groups, and the sum so far of the running group
     DAR       v_0, the last outputs of finished groups, and all outputs of the running group; logits / sqrt(d). The last
-              state sees all outputs of the last group (arXiv 2605.20708; its code is not published)
+              state sees all outputs of the last group (Diffusion-Adaptive Routing, arXiv 2605.20708, whose code is
+              not published; Delta Attention Residuals are another method of this short name)
     DAR, t    DAR with q_l + c_l e(t), where e is the network's embedding of the time. c_l, a number for each query, is
               our reading of "zero-initialised": it starts at 0, and the paper's sum is c_l = 1
 

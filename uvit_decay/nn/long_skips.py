@@ -109,7 +109,7 @@ class LongSkips(nn.Module):
         self.fixed = [MergeWeights(c, d) for c, d in zip(of_skips, of_biases, strict=True)]
         self.gates = nn.ModuleList([SkipGate(tokens) for _ in range(gates)])
         if not gates:
-            self.register_buffer("scales", torch.tensor(factors))
+            self.register_buffer("scales", torch.tensor(factors, dtype=torch.float32))
             self.register_load_state_dict_pre_hook(_check_scales)
 
     def gate(self, j: int) -> SkipGate | None:
@@ -247,8 +247,8 @@ def _check_scales(skips: LongSkips, state: dict[str, Tensor], prefix: str, *_: o
     rounding = storage_rounding(value)
     of_skips = [pair.skip for pair in skips.fixed]
     of_biases = [pair.bias for pair in skips.fixed]
-    expected = torch.tensor([of_skips, of_biases])
-    stored = value.detach().cpu().float()
+    expected = torch.tensor([of_skips, of_biases], dtype=torch.float64)
+    stored = value.detach().cpu().double()
     if stored.shape == expected.shape and torch.allclose(stored, expected, rtol=rounding, atol=rounding):
         return
     found = "1"

@@ -25,11 +25,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from uvit_decay import decay
-from uvit_decay.nn.base import DataLayers, DecayedNet, check_sizes, collect_arguments, init_linears
-from uvit_decay.nn.block import AdaLNBlock, AdaLNHead, NormType, SkipMerge, Tokens
+from uvit_decay.nn.arguments import check_sizes, collect_arguments
+from uvit_decay.nn.base import DataLayers, DecayedNet
+from uvit_decay.nn.block import AdaLNBlock, AdaLNHead, NormType, SkipMerge, Tokens, init_linears
 from uvit_decay.nn.embed import LabelEmbedder, PatchEmbed, TimestepEmbedder, sincos_positions, unpatchify
 from uvit_decay.nn.intermediates import block_layers, last_and_kept
 from uvit_decay.nn.long_skips import SkipScale, plan_mirrored_skips
+from uvit_decay.nn.output_skip import OutputSkipKind, build_output_skip
 from uvit_decay.runtime.errors import UserError, check_choice
 
 Wiring = Literal["official", "decayed"]
@@ -68,6 +70,8 @@ class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
             dit-ddpm; needs learn_sigma. No loss here trains it.
         skip_scale: factor of the long skips: a number, `kappa:0.7`, `learned`, `learned-each`, `stream` or
             `stream:0.8`, see `uvit_decay.nn.long_skips`; 1 is the published network.
+        output_skip: `none`, or `learned`: return a(t) x + b(t) times the prediction, with learned a and b that start at
+            0 and 1, see `uvit_decay.nn.output_skip`.
     """
 
     data_layers = DataLayers(
@@ -103,6 +107,7 @@ class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         time: Time = "sit",
         learned_variance: bool = False,
         skip_scale: SkipScale = 1.0,
+        output_skip: OutputSkipKind = "none",
     ) -> None:
         super().__init__()
         self.config: dict[str, Any] = collect_arguments(locals())
@@ -129,6 +134,7 @@ class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         self._init_weights()
         tokens = self.x_embedder.tokens
         self.record_long_skips(plan_mirrored_skips(depth, self._skips(), tokens, boundary=skip == "concat"))
+        self.output_skip = build_output_skip(self.config, dim)
 
     def _build_embeddings(self, patch_size: int) -> None:
         """Create the embeddings of patches, time, labels and positions."""
@@ -183,23 +189,25 @@ class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         layers: tuple[int, ...] = (),
     ) -> Float[Tensor, "b k h w"] | tuple[Float[Tensor, "b k h w"], tuple[Tokens, ...]]:
         """Return the prediction; with `layers` also the token states of these layers, see `HasIntermediates`."""
-        time = self._embed_time(t)
+        time = self.embed_time(t)
         c = self._condition(time, y)
         tokens, states = last_and_kept(self._states(x, c, time), layers)
         channels = 2 * self.channels if self.config["learn_sigma"] else self.channels
         output = unpatchify(self.final_layer(tokens, c), channels)
         if not self.learned_variance:
             output = output[:, : self.channels]
+        if self.output_skip is not None:
+            output = self.output_skip(x, output, time)
         return (output, states) if layers else output
 
     def forward_intermediates(
         self, x: Float[Tensor, "b c h w"], t: Float[Tensor, " b"], y: Int[Tensor, " b"] | None = None
     ) -> Iterator[Tokens]:
         """Yield the token states after the embeddings and after every block (`layers`); y = None is the null label."""
-        time = self._embed_time(t)
+        time = self.embed_time(t)
         return self._states(x, self._condition(time, y), time)
 
-    def _embed_time(self, t: Float[Tensor, " b"]) -> Float[Tensor, "b d"]:
+    def embed_time(self, t: Float[Tensor, " b"]) -> Float[Tensor, "b d"]:
         """Return the embedding of SiT's time 1 - t, or of DiT's level."""
         network_time = _level(t) if self.config["time"] == "dit" else 1.0 - t
         return self.t_embedder(network_time)

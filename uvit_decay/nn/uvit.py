@@ -10,7 +10,7 @@ b = batch, n = tokens, d = width. Time t is in [0, 1], t = 1 noise; the network 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Literal
 
@@ -19,11 +19,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from uvit_decay import decay
-from uvit_decay.nn.base import DataLayers, DecayedNet, check_sizes, collect_arguments, init_linears
-from uvit_decay.nn.block import Block, NormType, Tokens, build_norm
+from uvit_decay.nn.arguments import check_sizes, collect_arguments
+from uvit_decay.nn.base import DataLayers, DecayedNet
+from uvit_decay.nn.block import Block, NormType, Tokens, build_norm, init_linears
 from uvit_decay.nn.embed import PatchEmbed, timestep_embedding, unpatchify, without_autocast
 from uvit_decay.nn.intermediates import block_layers, last_and_kept
 from uvit_decay.nn.long_skips import SkipScale, plan_mirrored_skips
+from uvit_decay.nn.output_skip import OutputSkipKind, build_output_skip
 from uvit_decay.runtime.errors import UserError, check_choice
 
 
@@ -58,6 +60,8 @@ class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         norm_type: kind of all norms, also of queries and keys: `layer` (official) or `rms`, RMSNorm.
         skip_scale: factor of the long skips: a number, `kappa:0.7`, `learned`, `learned-each`, `stream` or
             `stream:0.8`, see `uvit_decay.nn.long_skips`; 1 is the official network.
+        output_skip: `none`, or `learned`: return a(t) x + b(t) times the prediction, with learned a and b that start at
+            0 and 1, see `uvit_decay.nn.output_skip`.
     """
 
     data_layers = DataLayers(("patch_embed", "decoder_pred", "final_layer"), ("pos_embed",), "label_emb.weight")
@@ -89,6 +93,7 @@ class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         qk_norm: bool = False,
         norm_type: NormType = "layer",
         skip_scale: SkipScale = 1.0,
+        output_skip: OutputSkipKind = "none",
     ) -> None:
         super().__init__()
         self.config: dict[str, Any] = collect_arguments(locals())
@@ -106,12 +111,8 @@ class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         self.checkpointing = checkpointing
 
         self._build_embeddings(patch_size, mlp_time_embed)
-        half = depth // 2
         block = partial(Block, dim, heads, mlp_ratio, qkv_bias, qk_norm=qk_norm, norm_type=norm_type)
-        self.in_blocks = nn.ModuleList([block() for _ in range(half)])
-        self.mid_block = block()
-        self.out_blocks = nn.ModuleList([block(skip=skip) for _ in range(half)])
-
+        self._build_blocks(block, depth // 2, skip)
         self.norm = build_norm(norm_type, dim, eps=1e-5)
         self.decoder_pred = nn.Linear(dim, patch_size**2 * channels)
         self.final_layer = nn.Conv2d(channels, channels, 3, padding=1) if conv else nn.Identity()
@@ -121,7 +122,8 @@ class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         _INITS[init](self)
         if zero_init or (zero_init is None and alpha_min < 1.0):
             self.silence(self.blocks())
-        self.record_long_skips(plan_mirrored_skips(depth + 1, half * skip, self.pos_embed.shape[1]))
+        self.record_long_skips(plan_mirrored_skips(depth + 1, depth // 2 * skip, self.pos_embed.shape[1]))
+        self.output_skip = build_output_skip(self.config, dim)
 
     def _build_embeddings(self, patch_size: int, mlp_time_embed: bool) -> None:
         """Create the embeddings of patches, time, labels and positions."""
@@ -135,6 +137,12 @@ class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         tokens = self.num_prefix_tokens + self.patch_embed.tokens
         self.pos_embed = nn.Parameter(torch.zeros(1, tokens, dim))
 
+    def _build_blocks(self, block: Callable[..., Block], half: int, skip: bool) -> None:
+        """Create `half` input blocks, the middle block and `half` output blocks."""
+        self.in_blocks = nn.ModuleList([block() for _ in range(half)])
+        self.mid_block = block()
+        self.out_blocks = nn.ModuleList([block(skip=skip) for _ in range(half)])
+
     def blocks(self) -> list[Block]:
         """Return all blocks in execution order."""
         return [*self.in_blocks, self.mid_block, *self.out_blocks]
@@ -147,22 +155,28 @@ class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         layers: tuple[int, ...] = (),
     ) -> Float[Tensor, "b c h w"] | tuple[Float[Tensor, "b c h w"], tuple[Tokens, ...]]:
         """Return the prediction; with `layers` also the token states of these layers, see `HasIntermediates`."""
-        tokens, states = last_and_kept(self.forward_intermediates(x, t, y), layers)
+        time = self.embed_time(t)
+        tokens, states = last_and_kept(self._states(x, time, y), layers)
         with without_autocast(tokens):
             patches = self.decoder_pred(self.norm(tokens))[:, self.num_prefix_tokens :]
             output = self.final_layer(unpatchify(patches, self.channels))
+        if self.output_skip is not None:
+            output = self.output_skip(x, output, time)
         return (output, states) if layers else output
 
     def forward_intermediates(
         self, x: Float[Tensor, "b c h w"], t: Float[Tensor, " b"], y: Int[Tensor, " b"] | None = None
     ) -> Iterator[Tokens]:
         """Yield the token states after the embeddings and after every block (`layers`); y = None is the null label."""
-        time = self._embed_time(t)
+        return self._states(x, self.embed_time(t), y)
+
+    def _states(self, x: Tensor, time: Float[Tensor, "b d"], y: Tensor | None) -> Iterator[Tokens]:
+        """Yield the token states, given the embedded time."""
         tokens = self._embed(x, time, y)
         skips = len(self.out_blocks) if self.config["skip"] else 0
         return self.run_blocks(tokens, self.blocks(), skips, time=time)
 
-    def _embed_time(self, t: Float[Tensor, " b"]) -> Float[Tensor, "b d"]:
+    def embed_time(self, t: Float[Tensor, " b"]) -> Float[Tensor, "b d"]:
         """Return the embedding of the time in the dtype of the weights: float32 unless the network was converted."""
         with without_autocast(t):
             waves = timestep_embedding(self.time_scale * t, self.dim)

@@ -18,8 +18,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from uvit_decay import decay
-from uvit_decay.nn.base import DecayedNet, check_sizes, collect_arguments, init_linears
-from uvit_decay.nn.block import Block, NormType, Tokens, build_norm
+from uvit_decay.nn.arguments import check_sizes, collect_arguments
+from uvit_decay.nn.base import DecayedNet
+from uvit_decay.nn.block import Block, NormType, Tokens, build_norm, init_linears
 from uvit_decay.nn.embed import PatchEmbed, Pixels, PixelScale, sincos_positions, without_autocast
 from uvit_decay.nn.intermediates import block_layers
 from uvit_decay.runtime.errors import UserError, check_choice

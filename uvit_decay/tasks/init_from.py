@@ -31,6 +31,7 @@ BEFORE = {"qk_norm": False, "norm_type": "layer"}  # of transformers whose files
 NORMS = ("norm", "fc_norm")  # between encoder and head: new ones only standardise
 ADAPTED = ("net.image_size", "net.channels", "net.num_classes", "net.null_label")  # may differ in denoisers
 ADAPTED += ("net.learned_variance",)  # only selects which part of the output is returned; no loss trains it
+OUTPUT_SKIP = "output_skip"
 
 
 @runtime_checkable
@@ -89,6 +90,8 @@ def read_initial(file: Path, net: nn.Module, function: Mapping[str, Any]) -> Sto
     if isinstance(net, Classifier):
         changes = _compare_encoders(stored, net)
     free = list(ADAPTED) if isinstance(net, HasDataLayers) else []
+    if stored.card.net.init_args.get(OUTPUT_SKIP, "none") == "none":
+        free.append(f"net.{OUTPUT_SKIP}")  # a new one has no effect
     if stored.card.net.init_args.get("channels") != net.channels:
         free.append("net.pixels")  # the scale of the first layer, which is new
     refused = []

@@ -74,8 +74,8 @@ class Optimization:
         min_lr: learning rate at the end of the cosine.
         rate_over_gain: divide the learning rate of the last layer of each branch, or of its gate in SiT and DiT, by the
             branch's gain, beta / P with P the product of the alphas up to it, so that each branch moves as in the
-            plain network. With sgd the rate is divided by the square of the gain. It does not work with lars, nor with
-            muon for networks with gates: see `uvit_decay.tasks.rate_over_gain`.
+            plain network; of a ResNet's classifier, by P. With sgd the rate is divided by the square. It does not work
+            with lars, nor with muon for networks with gates: see `uvit_decay.tasks.rate_over_gain`.
     """
 
     lr: float | None = None
@@ -235,7 +235,7 @@ class Optimization:
         if not self.rate_over_gain:
             return RateFactors()
         factors = rate_factors(net, OPTIMIZERS[self.optimizer].gain_power)
-        if factors.of_rows and self.optimizer == MUON:
+        if self.optimizer == MUON and factors.of_rows.keys() & find_hidden_matrices(net):
             flags = "--model.optim.rate_over_gain true with --model.optim.optimizer muon"
             raise UserError(
                 f"{flags}: muon updates the gates of a {type(net).__name__} together with other rows; use adamw"

@@ -11,6 +11,9 @@ decayed network stays equal to the plain one, without weight decay, if each step
   1. The step of a bias, and the first step of a matrix that starts at 0, are steps of SGD, which need 1 / g^2.
 - **Muon for a gate**: no factor does this. A gate is some rows of a matrix, and Muon orthogonalises the whole update.
 
+A layer that reads the last state without a norm (the classifier of a ResNet) has a gain, too: P, the scale of the
+state in relation to the plain network (`DecayedNet.head_gains`).
+
 With weight decay, the rows shrink at the corrected rate too: by the factor 1 - rate * weight_decay in a step of AdamW.
 """
 
@@ -35,7 +38,7 @@ class RateFactors:
 
     Args:
         of_parameters: numbers for whole parameters; other parameters have the factor 1.
-        of_rows: float64 tensors (rows,) for parameters whose rows have different factors.
+        of_rows: float64 tensors (rows,) for parameters whose steps are multiplied by `RowSteps`.
     """
 
     of_parameters: dict[str, float] = field(default_factory=dict)
@@ -43,7 +46,7 @@ class RateFactors:
 
 
 def rate_factors(net: nn.Module, power: int) -> RateFactors:
-    """Return the factors gain^-power of the rows to which the branches of `net` are proportional.
+    """Return the factors gain^-power of the rows to which the branches of `net` are proportional, and of its head.
 
     Raises:
         UserError: a network without fixed shortcuts, or with alphas or betas that are not positive.
@@ -62,6 +65,11 @@ def rate_factors(net: nn.Module, power: int) -> RateFactors:
             each = count // rows.parts
             first = rows.part * each
             of_rows[first : first + each] = factor
+    for name, gain in net.head_gains().items():
+        if gain != 1.0:
+            # Not a group of its own, so that optimizers of earlier checkpoints have the same groups.
+            rows = net.get_parameter(name).shape[0]
+            factors.of_rows[name] = torch.full((rows,), 1 / gain**power, dtype=torch.float64)
     return factors
 
 

@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from uvit_decay.checkpoint.io import read_average
+from uvit_decay.checkpoint.io import complete_weights, read_average
 from uvit_decay.runtime.tensor_files import has_values
 from uvit_decay.tasks.own import expected_state, own_parameters
 
@@ -33,7 +33,7 @@ def check_form(contents: Mapping[str, Any], task: LightningModule, positioned: b
     version = contents[VERSION]
     if not LIGHTNING.fullmatch(version):
         raise ValueError(f"{VERSION} is {version!r:.40}")
-    weights = contents["state_dict"]
+    weights = complete_weights(task.net, contents["state_dict"], "net.")
     check_tensors(weights, expected_state(task, weights), "state_dict")
     ema = contents["callbacks"].get("EMA", {})
     shadow = read_average(ema, "the checkpoint")
