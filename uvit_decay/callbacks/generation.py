@@ -17,7 +17,8 @@ from uvit_decay.callbacks.periodic import PeriodicSampling
 from uvit_decay.callbacks.run_log import record
 from uvit_decay.data import ImageData
 from uvit_decay.diffusion.sampling import Sampling, total_nfe
-from uvit_decay.evaluation.generation import Comparison, open_reference
+from uvit_decay.evaluation.feature_table import FeatureOptions
+from uvit_decay.evaluation.generation import MOST_REFERENCE, Comparison, open_reference
 from uvit_decay.evaluation.image_sources import DatasetImages, GeneratedImages, ImageSource
 from uvit_decay.evaluation.metric_table import MetricOptions, summary
 from uvit_decay.evaluation.report import remarks
@@ -44,7 +45,8 @@ class GenerationMetrics(PeriodicSampling):
     by their autoencoder and compared with the `reference`, which must be set.
 
     Args:
-        extractor: `Inception` for RGB photographs, `SmallClassifier` for small images such as digits.
+        extractor: `Inception` for RGB photographs, `SmallClassifier` for small images such as digits, or a name as in
+            --features of evaluate.py: the .ckpt or .safetensors of an encoder or classifier, timm:NAME=FILE, small-cnn.
         num: number of samples; FID and FD need more samples than the extractor has features. null sizes the number to
             the data and the run: one for each training image, at most 5,000, and only as many as cost half of the
             training's network evaluations, but at least twice as many as features. If there are no more training images
@@ -67,10 +69,10 @@ class GenerationMetrics(PeriodicSampling):
 
     def __init__(
         self,
-        extractor: Extractor,
+        extractor: Extractor | str,
         num: int | None = MOST,
         reference: str | None = None,
-        max_reference: int = 50_000,
+        max_reference: int = MOST_REFERENCE,
         seed: int = 1,
         batch_size: int = 256,
         allow_few: bool = False,
@@ -85,6 +87,8 @@ class GenerationMetrics(PeriodicSampling):
         if num is not None:
             check_whole(1, MOST_IMAGES, num=num)
         check_whole(0, MOST_SEED, seed=seed)
+        if isinstance(extractor, str):
+            extractor = FeatureOptions(extractor).extractor(spatial=False)
         self.extractor = extractor
         self.num = num
         self.reference = reference
@@ -125,7 +129,7 @@ class GenerationMetrics(PeriodicSampling):
             raise UserError(f"{self.extractor.name} features need training images of two classes or more")
         channels = self.extractor.channels or data.channels  # a classifier of the training images has theirs
         shape = (channels, self._size, self._size)
-        prepare(self.extractor, shape, task.device, lambda: data.train[self._reference_indices(data)])
+        prepare(self.extractor, shape, task.device, lambda: self._read_training_set(data))
         if self.reference is not None:
             opened = open_reference(self.reference, self.extractor.channels, self._size)
             self._reference_file, self._reference_images = opened
@@ -137,6 +141,11 @@ class GenerationMetrics(PeriodicSampling):
                 data.class_names,
                 self._reference_indices(data),
             )
+
+    def _read_training_set(self, data: ImageData) -> tuple[Tensor, Tensor, tuple[str, ...]]:
+        """Return images and labels of the reference, on which a classifier is trained, and its classes."""
+        images, labels = data.train[self._reference_indices(data)]
+        return images, labels, data.class_names
 
     def _measures(self, trainer: Trainer) -> bool:
         """Return whether any evaluation takes place in the run."""
@@ -166,7 +175,8 @@ class GenerationMetrics(PeriodicSampling):
         shape = (channels, self._size, self._size)
         classes = range(task.net.num_classes)
         samples = Samples(task.source(), sampling, weights, classes, seed=self.seed, decode=decode, shape=shape)
-        images = GeneratedImages(samples, self.samples(task.trainer, task), self.extractor.channels)
+        names = task.trainer.datamodule.class_names
+        images = GeneratedImages(samples, self.samples(task.trainer, task), self.extractor.channels, names)
         options = replace(self.options, metrics=self.options.choose(self.extractor, 0))
         return Comparison(
             images,
@@ -188,14 +198,9 @@ class GenerationMetrics(PeriodicSampling):
             decode = self._autoencoder.on(task.device).decode
         with evaluation_weights(trainer, task) as weights, TemporaryDirectory() as folder:
             comparison = self._comparison(task, sampling, weights, decode)
-            labelled = self.extractor.needs_labels and task.net.num_classes > 0
-            also = ["logits"] if labelled else []
-            store, reference = comparison.extract(Path(folder) / "samples", processes, also=also)
+            store, reference = comparison.extract(Path(folder) / "samples", processes)
             if processes.is_main:
                 values = comparison.measure(store, reference)
-                if labelled:
-                    right = store.tensor("logits").argmax(1) == comparison.samples.labels
-                    values["label_consistency"] = float(right.double().mean())
                 self._report(trainer, values, comparison, store.nfe)
 
     def _report(self, trainer: Trainer, values: dict[str, float], comparison: Comparison, nfe: float) -> None:

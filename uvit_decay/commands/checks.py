@@ -246,7 +246,9 @@ def size_evaluations(config: Namespace, words: Sequence[str], default: Path) -> 
     if "GenerationMetrics" in first:
         arguments = first["GenerationMetrics"].init_args
         arguments.num = None
-        arguments.extractor.init_args.steps = None
+        extractor = arguments.extractor
+        if not isinstance(extractor, str) and "steps" in extractor.init_args:
+            extractor.init_args.steps = None
     if "LinearProbes" in first:
         first["LinearProbes"].init_args.max_train = None
     rank_zero_info("metrics and probes are sized to the data and the run (docs/training.md)")

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from uvit_decay.evaluation.feature_table import FeatureOptions
+from uvit_decay.evaluation.feature_table import DIGITS, FeatureOptions
 from uvit_decay.evaluation.metric_table import MetricOptions
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.instantiate import Trusted
@@ -16,16 +16,63 @@ from uvit_decay.sampling_options import Count, SamplingOptions
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from uvit_decay.evaluation.generation import Comparison
+    from uvit_decay.evaluation.image_sources import ImageSource
+    from uvit_decay.metrics.extractors import Extractor, TrainingSet
+
 GREY = 1  # channels of the digits
+RGB = 3
 
 
-def _load_digits() -> tuple[Tensor, Tensor]:
-    """Return images and labels of the training digits, for extractors that need labels."""
+def _load_digits() -> tuple[Tensor, Tensor, None]:
+    """Return images and labels of the training digits, for --features digits, which compares no labels."""
     from uvit_decay.data import Digits
 
     digits = Digits()
     digits.setup()
-    return digits.train[list(range(len(digits.train)))]
+    images, labels = digits.train[list(range(len(digits.train)))]
+    return images, labels, None
+
+
+def _choose_training_set(features: FeatureOptions, name: str, images: ImageSource | None) -> TrainingSet:
+    """Return the reader of the images on which an extractor is trained: the labelled reference, as in training.
+
+    Args:
+        features: the extractor.
+        name: name of the reference.
+        images: images of the reference; None for statistics.
+    """
+    from uvit_decay.evaluation.generation import MOST_REFERENCE
+    from uvit_decay.runtime.random import subset
+
+    def load() -> tuple[Tensor, Tensor, tuple[str, ...]]:
+        if images is None or images.labels is None or len(images.class_names) < 2:
+            raise UserError(
+                f"--features {features.name} is trained on the reference, and {name} has no images of two classes or "
+                "more; give a data set such as cifar10:train, or class folders"
+            )
+        chosen = subset(images, MOST_REFERENCE, "reference")
+        return images.read(chosen), images.labels[chosen], images.class_names
+
+    return _load_digits if features.name == DIGITS else load
+
+
+def _choose_channels(features: FeatureOptions, extractor: Extractor, name: str, samples: int | None = None) -> int:
+    """Return the number of channels in which images are read.
+
+    Args:
+        features: the extractor's options.
+        extractor: the extractor.
+        name: name of the reference, whose channels are chosen if the extractor is trained on it.
+        samples: channels of the samples of a checkpoint.
+    """
+    from uvit_decay.evaluation.open_by_name import count_channels
+
+    if extractor.channels is not None:
+        return extractor.channels
+    if features.name == DIGITS:
+        return GREY
+    return samples or count_channels(name) or RGB
 
 
 def check_ending(option: str, path: Path | None, ending: str) -> None:
@@ -50,6 +97,28 @@ def _refuse_sampling(num: int | None, save_samples: Path | None, sampling: Sampl
         raise UserError(f"{flag} is for the samples of a --ckpt, --samples are there already")
 
 
+def _compare_real(
+    comparison: Comparison, ceiling: str | None, features: FeatureOptions, reference: str
+) -> Comparison | None:
+    """Return the comparison of the real images whose values stand beside the samples'; None for none.
+
+    Args:
+        comparison: the comparison of the samples.
+        ceiling: name of the images; None for the test images of the reference, if there are any and enough.
+        features: the extractor's options.
+        reference: name of the reference.
+    """
+    from uvit_decay.evaluation.open_by_name import open_images, open_test_images
+
+    channels = comparison.samples.shape[0]
+    if ceiling is not None:
+        return comparison.compare_real(open_images(ceiling, channels, features.image_size))
+    images = open_test_images(reference, channels) if features.has_ceiling else None
+    if images is None or not comparison.can_compare(images):
+        return None
+    return comparison.compare_real(images)
+
+
 def generation(
     *,
     samples: str | None = None,
@@ -58,6 +127,7 @@ def generation(
     out: Path | None = None,
     num: Annotated[Count | None, "-n"] = None,
     save_samples: Path | None = None,
+    ceiling: str | None = None,
     metrics: MetricOptions,
     features: FeatureOptions,
     sampling: SamplingOptions,
@@ -71,6 +141,8 @@ def generation(
         out: report.json, with report.html beside it; default: a telling name.
         num: samples of --ckpt; default: 50,000.
         save_samples: keep the samples of --ckpt, too, as an .npz.
+        ceiling: real images, such as the test set, whose values stand beside the samples'; default: the test images of
+            --reference SET:train if --features are small-cnn or a network, otherwise none.
     """
     check_ending("--out", out, ".json")
     check_ending("--save-samples", save_samples, ".npz")
@@ -87,22 +159,26 @@ def generation(
     from uvit_decay.metrics.extractors import prepare
     from uvit_decay.samples import Samples
 
-    files = [] if ckpt is None else sampling.files(ckpt)
+    files = list(features.files)
+    if ckpt is not None:
+        files += sampling.files(ckpt)
     with open_program(files, sampling.device) as (processes, device):
-        extractor = features.extractor(metrics.spatial)
+        extractor = features.extractor(metrics.spatial, sampling.trust)
         metrics.check_names(extractor)
-        channels = extractor.channels or GREY
         if ckpt is None:
+            channels = _choose_channels(features, extractor, reference)
             images = open_images(samples, channels, features.image_size)
         else:
             samples_of_ckpt = Samples.from_options(ckpt, sampling, processes.local_rank)
             samples_of_ckpt = replace(samples_of_ckpt, compiled=features.compile)
+            channels = _choose_channels(features, extractor, reference, samples_of_ckpt.shape[0])
             images = GeneratedImages(samples_of_ckpt, num or 50_000, channels)
         file, reference_images = open_reference(reference, channels, features.image_size)
-        prepare(extractor, images.shape, device, _load_digits)
+        prepare(extractor, images.shape, device, _choose_training_set(features, reference, reference_images))
         comparison = Comparison(images, file, reference_images, extractor, device, sampling.batch_size, metrics)
         comparison.check()
-        write_reports(comparison, out or Path(comparison.default_name()), save_samples, processes)
+        real = _compare_real(comparison, ceiling, features, reference)
+        write_reports(comparison, out or Path(comparison.default_name()), save_samples, processes, real)
 
 
 def statistics(
@@ -133,17 +209,18 @@ def statistics(
     from uvit_decay.evaluation.statistics_file import save_statistics
     from uvit_decay.metrics.extractors import prepare
 
-    with open_program(device=device) as (processes, chosen_device), claim_outputs(out, processes=processes):
-        extractor = features.extractor(spatial)
+    with open_program(features.files, device) as (processes, chosen_device), claim_outputs(out, processes=processes):
+        extractor = features.extractor(spatial, trust)
         if spatial and "spatial" not in extractor.widths:
             raise UserError(f"--spatial features are Inception's, {extractor.name} yields none")
-        images = open_images(reference, extractor.channels or GREY, features.image_size)
-        prepare(extractor, images.shape, chosen_device, _load_digits)
+        channels = _choose_channels(features, extractor, reference)
+        images = open_images(reference, channels, features.image_size)
+        prepare(extractor, images.shape, chosen_device, _choose_training_set(features, reference, images))
         keep = ["features"]
         if spatial:
             keep.append("spatial")
         store = Extraction(extractor, chosen_device, batch_size).run(images, keep, processes)
         if processes.is_main:
-            about = {"extractor": extractor.fingerprint(), **images.metadata()}
+            about = {"extractor": extractor.fingerprint(), **extractor.describe(), **images.metadata()}
             save_statistics(out, {kind: store.statistics(kind) for kind in keep}, about)
             print(f"wrote {out}: {len(images):,} images of {images.name}, {extractor.fingerprint()}")

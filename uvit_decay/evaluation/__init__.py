@@ -12,6 +12,7 @@ MODULES = {
     "PROTOCOLS": "feature_table",
     "ExtractorRequest": "feature_table",
     "FeatureOptions": "feature_table",
+    "NetworkFeatures": "network_features",
     "SETS": "open_by_name",
     "open_images": "open_by_name",
     "open_data": "open_by_name",

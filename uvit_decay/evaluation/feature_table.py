@@ -1,4 +1,4 @@
-"""The tables of features: a protocol is one entry of PROTOCOLS, an extractor one of EXTRACTORS.
+"""The tables of features: a protocol is one entry of PROTOCOLS, an extractor one of EXTRACTORS, or a network in a file.
 
 Commands and their help read the tables; docs/extending.md shows how to add an entry. Extractors are imported by the
 functions that create them, so that --help needs no torch.
@@ -6,10 +6,12 @@ functions that create them, so that --help needs no torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
+from uvit_decay.representations.options import TIMM
 from uvit_decay.runtime.command_line import Bounds
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.sampling_options import PrecisionOption
@@ -29,6 +31,11 @@ PROTOCOLS = {
 }
 
 
+DIGITS = "digits"  # the small classifier of the training digits
+SMALL_CNN = "small-cnn"  # the small classifier of the reference's labelled images, as in training
+CHECKPOINTS = (".ckpt", ".safetensors")
+
+
 class ExtractorRequest(NamedTuple):
     """Request of a command for an extractor.
 
@@ -36,11 +43,13 @@ class ExtractorRequest(NamedTuple):
         options: the options.
         protocol: name of the protocol; None if the extractor has no protocols.
         spatial: whether spatial features are needed.
+        trusted: classes or modules that a file may name.
     """
 
     options: FeatureOptions
     protocol: str | None
     spatial: bool
+    trusted: Sequence[str] = ()
 
 
 def _inception(request: ExtractorRequest) -> Extractor:
@@ -58,6 +67,12 @@ def _digits(request: ExtractorRequest) -> Extractor:
     return SmallClassifier()
 
 
+def _small_cnn(request: ExtractorRequest) -> Extractor:
+    from uvit_decay.metrics import SmallClassifier
+
+    return SmallClassifier(steps=None)  # as many as in training, where metrics are sized to the data
+
+
 def _dinov2(request: ExtractorRequest) -> Extractor:
     from uvit_decay.metrics import DINOv2
 
@@ -65,9 +80,21 @@ def _dinov2(request: ExtractorRequest) -> Extractor:
     return DINOv2(options.dinov2_weights, request.protocol, options.compile, options.feature_precision)
 
 
+def _network(request: ExtractorRequest) -> Extractor:
+    """Return the features of a network in a file; it is loaded."""
+    from uvit_decay.evaluation.network_features import NetworkFeatures
+
+    options = request.options
+    if options.feature_precision != "float32":
+        flag = f"--feature-precision {options.feature_precision}"
+        raise UserError(f"{flag} is for Inception and DINOv2, --features {options.name} are in float32; leave it out")
+    return NetworkFeatures(options.name, request.trusted)
+
+
 EXTRACTORS: dict[str, Callable[[ExtractorRequest], Extractor]] = {
     "inception": _inception,
-    "digits": _digits,
+    DIGITS: _digits,
+    SMALL_CNN: _small_cnn,
     "dinov2": _dinov2,
 }
 
@@ -77,7 +104,8 @@ class FeatureOptions:
     __doc__ = f"""Features in which images are compared.
 
     Args:
-        features: an extractor, one of {", ".join(EXTRACTORS)}; default: the protocol's.
+        features: an extractor, one of {", ".join(EXTRACTORS)}; or a network: the .ckpt or .safetensors of an encoder or
+            classifier, timm:NAME=FILE, or timm:NAME with pretrained weights; default: the protocol's.
         protocol: {", ".join(PROTOCOLS)}: how images are resized for inception or dinov2, as docs/evaluation.md says;
             other features ignore it; default: {next(iter(PROTOCOLS))}, or the first of --features.
         inception_weights: the file that torch-fidelity uses; default: torch's cache, or download.
@@ -114,18 +142,46 @@ class FeatureOptions:
         """Return the protocols of the extractor; an extractor without protocols ignores --protocol."""
         return [name for name, features in PROTOCOLS.items() if features == self.name]
 
-    def extractor(self, spatial: bool) -> Extractor:
-        """Return the extractor, not yet loaded, with `spatial` features if it can yield them.
+    @property
+    def is_network(self) -> bool:
+        """True if the extractor is a network in a file, or a model of timm, and not in the table."""
+        if self.name in EXTRACTORS:
+            return False
+        return self.name.startswith(TIMM) or self.name.endswith(CHECKPOINTS)
+
+    @property
+    def has_ceiling(self) -> bool:
+        """True if the values of the reference's test images stand beside the samples' by default."""
+        return self.is_network or self.name == SMALL_CNN
+
+    @property
+    def files(self) -> list[Path]:
+        """The file of the network, if the extractor has one."""
+        file = self.name
+        if file.startswith(TIMM):
+            file = file.partition("=")[2]
+        return [Path(file)] if self.is_network and file else []
+
+    def extractor(self, spatial: bool, trusted: Sequence[str] = ()) -> Extractor:
+        """Return the extractor with `spatial` features if it can yield them; only a network in a file is loaded.
+
+        Args:
+            spatial: whether spatial features are needed.
+            trusted: classes or modules that a file may name.
 
         Raises:
-            UserError: the table has no such extractor.
+            UserError: the table has no such extractor, and it is no network with features.
         """
+        if self.is_network:
+            return _network(ExtractorRequest(self, None, spatial, trusted))
         if self.name not in EXTRACTORS:
             known = ", ".join(EXTRACTORS)
-            hint = "for your own network write an Extractor (docs/extending.md)"
-            raise UserError(f"--features takes one of {known}, got {self.name}; {hint}")
+            hint = "for another network write an Extractor (docs/extending.md)"
+            raise UserError(
+                f"--features takes one of {known}, a .ckpt, a .safetensors, or timm:NAME=FILE, got {self.name}; {hint}"
+            )
         own = self._own_protocols()
         protocol = own[0] if own else None
         if self.protocol in own:
             protocol = self.protocol
-        return EXTRACTORS[self.name](ExtractorRequest(self, protocol, spatial))
+        return EXTRACTORS[self.name](ExtractorRequest(self, protocol, spatial, trusted))

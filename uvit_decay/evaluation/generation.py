@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,19 @@ import torch
 
 from uvit_decay.evaluation.extract import Extraction
 from uvit_decay.evaluation.feature_store import FeatureStore
-from uvit_decay.evaluation.image_sources import ArrayImages, ImageSource
-from uvit_decay.evaluation.metric_table import METRICS, Inputs, MetricOptions
+from uvit_decay.evaluation.image_sources import ArrayImages, ChosenImages, ImageSource
+from uvit_decay.evaluation.metric_table import CONSISTENCY, METRICS, Inputs, MetricOptions
 from uvit_decay.evaluation.open_by_name import open_images
 from uvit_decay.evaluation.statistics_file import Reference, StatisticsFile
+from uvit_decay.metrics.consistency import label_consistency
 from uvit_decay.metrics.extractors import Extractor
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import at_home
 from uvit_decay.runtime.progress import track
+from uvit_decay.runtime.random import subset
+
+MOST_REFERENCE = 50_000  # training images in a reference, and images on which a small classifier is trained
 
 
 def open_reference(
@@ -73,7 +77,7 @@ class Comparison:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Names of the metrics.
+        """Names of the metrics, without the label consistency.
 
         Raises:
             UserError: a chosen metric needs an output that the extractor does not yield.
@@ -83,7 +87,27 @@ class Comparison:
     @property
     def left_out(self) -> dict[str, str]:
         """Default metrics that are not computed, each with the reason."""
-        return self.options.explain_omissions(self.extractor, self._pairs)
+        omissions = self.options.explain_omissions(self.extractor, self._pairs)
+        if self.extractor.class_names is not None and self._label_obstacle is not None:
+            omissions[CONSISTENCY] = self._label_obstacle
+        return omissions
+
+    @property
+    def _label_obstacle(self) -> str | None:
+        """Reason why the labels of the samples are not compared with the extractor's logits; None if they are."""
+        theirs = self.extractor.class_names
+        ours = self.samples.class_names
+        if not theirs:
+            return f"{self.extractor.name} has no classifier with named classes"
+        if self.samples.labels is None:
+            return f"{self.samples.name} has no labels"
+        # The labels of an array are numbers.
+        numbered = _are_numbers(ours) or _are_numbers(theirs)
+        if ours == theirs or (numbered and len(ours) <= len(theirs)):
+            return None
+        return (
+            f"{self.samples.name} has other classes ({_shorten(ours)}) than {self.extractor.name} ({_shorten(theirs)})"
+        )
 
     @property
     def _pairs(self) -> int:
@@ -122,6 +146,7 @@ class Comparison:
             reference |= {"statistics": self.file.path.name, **self.file.metadata}
         metadata = {"n": len(self.samples), "samples": self.samples.metadata(), "reference": reference}
         metadata["extractor"] = self.extractor.fingerprint()
+        metadata |= self.extractor.describe()
         for name in self.metrics:
             metadata |= METRICS[name].settings(self.options)
         return metadata
@@ -149,31 +174,82 @@ class Comparison:
         n = len(images)
         if n < 2:
             raise UserError(f"{images.name} has {n} images: metrics need 2 or more")
-        metric = METRICS[name]
-        least = metric.least(self.options, self.extractor.widths[metric.needs])
+        least = self._least(name)
         if n < least:
-            advice = metric.advice.format(n=n)
+            advice = METRICS[name].advice.format(n=n)
             raise UserError(f"{images.name} has {n} images, but {name} needs {least} or more: {advice}")
 
-    def extract(
-        self, folder: Path, processes: Processes, save_images: bool = False, also: Sequence[str] = ()
-    ) -> tuple[FeatureStore, Reference]:
+    def _least(self, name: str) -> int:
+        """Return the least number of images on either side for a metric."""
+        metric = METRICS[name]
+        return metric.least(self.options, self.extractor.widths[metric.needs])
+
+    def extract(self, folder: Path, processes: Processes, save_images: bool = False) -> tuple[FeatureStore, Reference]:
         """Extract the features of both sides: the samples' into `folder`, the reference's into the cache.
 
         Args:
             folder: folder of the store of the samples.
             processes: processes that share the work.
             save_images: store all samples, not only the first ones.
-            also: outputs of the extractor to store for the samples although no metric needs them.
         """
         # The reference comes first: it is cached, and its errors appear before anything is sampled.
         reference = self.extract_reference(processes)
-        outputs = {METRICS[name].needs for name in self.metrics}
-        keep = sorted(outputs | {"features", *also})
-        keep.append("images" if save_images else "shown")
-        extraction = Extraction(self.extractor, self.device, self.batch_size)
-        store = extraction.run(self.samples, keep, processes, folder)
+        store = self._extract_samples(processes, "images" if save_images else "shown", folder)
         return store, reference
+
+    def _extract_samples(
+        self, processes: Processes, images: str | None = None, folder: Path | None = None
+    ) -> FeatureStore:
+        """Extract the features of the samples.
+
+        Args:
+            processes: processes that share the work.
+            images: "images" to store all samples, "shown" for the first ones, None for none.
+            folder: folder of the store; None for the cache, for images that do not depend on a network.
+        """
+        outputs = {"features", *(METRICS[name].needs for name in self.metrics)}
+        if self._label_obstacle is None:
+            outputs.add("logits")
+        keep = sorted(outputs)
+        if images is not None:
+            keep.append(images)
+        extraction = Extraction(self.extractor, self.device, self.batch_size)
+        return extraction.run(self.samples, keep, processes, folder)
+
+    def can_compare(self, images: ImageSource) -> bool:
+        """Return whether there are enough real images for any metric."""
+        return bool(self._list_possible(len(images)))
+
+    def _list_possible(self, count: int) -> tuple[str, ...]:
+        """Return the names of the metrics that this number of images is enough for."""
+        return tuple(name for name in self.metrics if count >= self._least(name))
+
+    def compare_real(self, images: ImageSource) -> Comparison:
+        """Return the comparison of real images, instead of the samples, with the same reference.
+
+        Distances depend on the number of images: as many are taken as there are samples, or all if there are fewer.
+        Metrics for which these are too few are left out.
+
+        Raises:
+            UserError: there are too few real images for every metric.
+        """
+        chosen = ChosenImages(images, subset(images, len(self.samples), "ceiling"))
+        metrics = self._list_possible(len(chosen))
+        if not metrics:
+            raise UserError(f"{images.name} has {len(images)} images, too few for {', '.join(self.metrics)}")
+        return replace(self, samples=chosen, options=replace(self.options, metrics=metrics))
+
+    def measure_real(self, reference: Reference, processes: Processes) -> dict[str, float]:
+        """Return the values of a comparison of real images, whose features are cached; empty on other processes.
+
+        Args:
+            reference: the extracted reference.
+            processes: processes that share the work.
+        """
+        store = self._extract_samples(processes)
+        if not processes.is_main:
+            return {}
+        return self.measure(store, reference)
 
     def extract_reference(self, processes: Processes) -> Reference:
         """Extract the features of the reference images, unless the file has the statistics of all metrics."""
@@ -201,4 +277,17 @@ class Comparison:
             for name in self.metrics:
                 values |= METRICS[name].compute(inputs)
                 work.update()
+        if self._label_obstacle is None:
+            values[CONSISTENCY] = label_consistency(samples.tensor("logits"), self.samples.labels)
         return values
+
+
+def _are_numbers(names: Sequence[str]) -> bool:
+    """Return whether classes have numbers instead of names."""
+    return list(names) == [str(i) for i in range(len(names))]
+
+
+def _shorten(names: Sequence[str]) -> str:
+    """Return the number of classes and the first names as text."""
+    first = ", ".join(names[:3])
+    return f"{len(names)}: {first}, ..." if len(names) > 3 else f"{len(names)}: {first}"

@@ -243,6 +243,36 @@ class DatasetImages(ImageSource):
         return fingerprint
 
 
+class ChosenImages(ImageSource):
+    """Some of the images of a source.
+
+    Args:
+        images: the source.
+        chosen: indices of the images.
+    """
+
+    def __init__(self, images: ImageSource, chosen: list[int]) -> None:
+        self.images = images
+        self.chosen = chosen
+        self.name = images.name
+        self.shape = images.shape
+        self.class_names = images.class_names
+        self.has_jpegs = images.has_jpegs
+        self.prefetch = images.prefetch
+        if images.labels is not None:
+            self.labels = images.labels[chosen]
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def read(self, indices: Sequence[int]) -> Tensor:
+        return self.images.read([self.chosen[i] for i in indices])
+
+    def fingerprint(self) -> dict[str, Any]:
+        chosen = hashlib.sha256(repr(self.chosen).encode()).hexdigest()
+        return {"of": self.images.fingerprint(), "chosen": chosen}
+
+
 def _check_channels(name: str, stored: int, channels: int) -> None:
     """Raise a UserError unless images are grey or have the number of channels."""
     if stored not in (1, channels):
@@ -256,13 +286,15 @@ class GeneratedImages(ImageSource):
         samples: the sequence of samples.
         num: number of samples.
         channels: 3 converts grey images to RGB.
+        class_names: names of the classes of a network in training; those of a checkpoint are in the file.
     """
 
     prefetch = False  # the network and the extractor share a device
 
-    def __init__(self, samples: Samples, num: int, channels: int) -> None:
+    def __init__(self, samples: Samples, num: int, channels: int, class_names: tuple[str, ...] = ()) -> None:
         self.samples = samples
         self.num = num
+        self.class_names = class_names
         self.name = samples.name
         nfe = samples.sampling.nfe
         if nfe is not None:

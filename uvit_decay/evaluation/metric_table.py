@@ -200,6 +200,9 @@ METRICS = {
     "fdd": _make_frechet("fdd", Value("FDD", 2, "lower", OF_DINOV2), (DINOV2,)),
     "kdd": _make_kernel("kdd", Value("KDD", 5, "lower", KERNEL.format("DINOv2 ")), (DINOV2,)),
 }
+# A value of every class-conditional comparison whose extractor knows the classes; it cannot be chosen by --metrics.
+CONSISTENCY = "label_consistency"
+OF_LABELS = Value("Label consistency", 3, "higher", "share of samples that the classifier assigns to their class")
 BY_DEFAULT = tuple(name for name, metric in METRICS.items() if metric.by_default)  # in the help
 
 

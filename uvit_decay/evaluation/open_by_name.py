@@ -33,7 +33,7 @@ def open_images(name: str, channels: int, image_size: int | None = None) -> Imag
         UserError: there are no images of this name, or they cannot be read.
     """
     stem, _, split = name.rpartition(":")
-    if stem in SETS or stem.endswith((".yaml", ".yml")):
+    if is_data_set(name):
         return _open_split(stem, split, channels)
     path = at_home(name)
     if not path.exists():
@@ -41,6 +41,41 @@ def open_images(name: str, channels: int, image_size: int | None = None) -> Imag
     if path.suffix.lower() == ".npz":
         return ArrayImages(path, channels)
     return FileImages(path, channels, image_size)
+
+
+def is_data_set(name: str) -> bool:
+    """Return whether a name of images is a data set or a configuration with its split, and not a path."""
+    stem, _, split = name.rpartition(":")
+    return bool(split) and (stem in SETS or stem.endswith((".yaml", ".yml")))
+
+
+def count_channels(name: str) -> int | None:
+    """Return the number of channels of a data set or configuration; None for a path, whose images are read as asked.
+
+    Raises:
+        UserError: the configuration cannot be read.
+    """
+    if not is_data_set(name):
+        return None
+    stem, _, _ = name.rpartition(":")
+    return _build_data(stem).channels
+
+
+def open_test_images(name: str, channels: int) -> ImageSource | None:
+    """Return the test images of the data set of which `name` names the training images; None if there are none.
+
+    Args:
+        name: a name as in `open_images`.
+        channels: 1 for grey, 3 for RGB.
+    """
+    stem, _, split = name.rpartition(":")
+    if not is_data_set(name) or split != "train":
+        return None
+    data = _build_data(stem)
+    data.setup()
+    if data.test is None:
+        return None
+    return DatasetImages(f"{data.name}-test", data.test, channels, data.class_names)
 
 
 def open_data(name: str, test: str | None, image_size: int, channels: int, clean: bool = False) -> ImageData:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +16,7 @@ from uvit_decay.evaluation.feature_store import FeatureStore
 from uvit_decay.evaluation.generation import Comparison
 from uvit_decay.evaluation.image_sources import ImageSource
 from uvit_decay.evaluation.metric_table import format_title
-from uvit_decay.evaluation.report_html import Neighbours, Report, write_html
+from uvit_decay.evaluation.report_html import Ceiling, Neighbours, Report, write_html
 from uvit_decay.evaluation.statistics_file import Reference
 from uvit_decay.image_io import grid_columns, save_npz
 from uvit_decay.metrics.precision_recall import find_covered, nearest
@@ -29,7 +31,13 @@ FEWEST = 10  # smallest number of samples and of reference images of a class for
 COLUMNS = 10  # of the grid of samples
 
 
-def write_reports(comparison: Comparison, out: Path, save_samples: Path | None, processes: Processes) -> None:
+def write_reports(
+    comparison: Comparison,
+    out: Path,
+    save_samples: Path | None,
+    processes: Processes,
+    real: Comparison | None = None,
+) -> None:
     """Extract all features on these processes; rank 0 computes the metrics, prints them and writes the reports.
 
     Args:
@@ -38,6 +46,7 @@ def write_reports(comparison: Comparison, out: Path, save_samples: Path | None, 
             which is deleted at the end.
         save_samples: .npz file to which all samples are written; None for no such file.
         processes: processes that share the work.
+        real: comparison of real images, such as the test set, whose values stand beside the samples'; None for none.
     """
     files = [out, out.with_suffix(".html")]
     if save_samples is not None:
@@ -46,27 +55,48 @@ def write_reports(comparison: Comparison, out: Path, save_samples: Path | None, 
         check_writable(file)
     with claim_paths(*files, first=processes.is_main):
         store, reference = comparison.extract(out.with_suffix(".features"), processes, save_samples is not None)
+        ceiling = None
+        if real is not None:
+            ceiling = Ceiling(real.name, real.measure_real(reference, processes))
         if not processes.is_main:
             return
-        report = build_report(comparison, store, reference)
-        content = {
-            "metrics": {f"{name}/{comparison.name}": value for name, value in report.metrics.items()},
-            "values": report.metrics,
-            "coverage": report.coverage,
-            "protocol": report.protocol,
-            "remarks": report.remarks,
-        }
-        write_json(out, content)
+        report = replace(build_report(comparison, store, reference), ceiling=ceiling)
+        write_json(out, _collect_content(comparison, report))
         write_html(out.with_suffix(".html"), report)
         if save_samples is not None:
             save_npz(save_samples, store.iterate("images"), len(store), comparison.samples.labels)
         store.remove()
-    for name, value in report.metrics.items():
-        title = format_title(name, name, report.protocol["extractor"])
-        print(f"{title} {value:.6g}")
+    _print_values(report)
     for remark in report.remarks:
         print(f"remark: {remark}", file=sys.stderr)
     print(f"wrote {out} and {out.with_suffix('.html').name}")
+
+
+def _collect_content(comparison: Comparison, report: Report) -> dict[str, Any]:
+    """Return the content of the JSON file."""
+    content = {
+        "metrics": {f"{name}/{comparison.name}": value for name, value in report.metrics.items()},
+        "values": report.metrics,
+        "coverage": report.coverage,
+        "protocol": report.protocol,
+        "remarks": report.remarks,
+    }
+    if report.ceiling is not None:
+        named = {f"{name}/{report.ceiling.name}": value for name, value in report.ceiling.values.items()}
+        content["ceiling"] = {"metrics": named, "values": report.ceiling.values}
+    return content
+
+
+def _print_values(report: Report) -> None:
+    """Print a line for each value, with the value of real images beside it."""
+    ceiling = {} if report.ceiling is None else report.ceiling.values
+    for name, value in report.metrics.items():
+        line = f"{format_title(name, name, report.protocol['extractor'])} {value:.6g}"
+        if name in ceiling:
+            line += f" (real images {ceiling[name]:.6g})"
+        print(line)
+    if report.ceiling is not None:
+        print(f"real images: {report.ceiling.name}")
 
 
 def build_report(comparison: Comparison, samples: FeatureStore, reference: Reference) -> Report:

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from uvit_decay.class_names import in_words, synonyms
-from uvit_decay.evaluation.metric_table import collect_values, format_title
+from uvit_decay.evaluation.metric_table import CONSISTENCY, OF_LABELS, collect_values, format_title
 from uvit_decay.image_io import labelled_grid, to_pil
 from uvit_decay.runtime.files import replacing
 
@@ -35,6 +35,19 @@ class Neighbours:
 
 
 @dataclass(frozen=True)
+class Ceiling:
+    """Values of real images, such as the test set, against the same reference: what samples can reach at best.
+
+    Args:
+        name: names and numbers of the images and of the reference, and the extractor.
+        values: values by name; metrics for which there are too few images are missing.
+    """
+
+    name: str
+    values: dict[str, float]
+
+
+@dataclass(frozen=True)
 class Report:
     """Contents of a report.
 
@@ -49,6 +62,7 @@ class Report:
         neighbours: images of the memorisation check; None leaves it out.
         coverage: covered share of the reference images, in [0, 1], by class name; None leaves it out. The page shows
             the names in words.
+        ceiling: values of real images, shown beside the samples' values; None leaves them out.
     """
 
     title: str
@@ -60,6 +74,7 @@ class Report:
     class_names: tuple[str, ...]
     neighbours: Neighbours | None
     coverage: dict[str, float] | None
+    ceiling: Ceiling | None = None
 
 
 def write_html(path: Path, report: Report) -> None:
@@ -70,7 +85,10 @@ def write_html(path: Path, report: Report) -> None:
     )
     page = environment.from_string(text).render(
         title=report.title,
-        metrics=_build_metric_rows(report.metrics, str(report.protocol.get("extractor"))),
+        metrics=_build_metric_rows(
+            report.metrics, str(report.protocol.get("extractor")), report.ceiling.values if report.ceiling else {}
+        ),
+        ceiling=report.ceiling.name if report.ceiling else None,
         remarks=report.remarks,
         grid=_encode_image(labelled_grid(report.samples, report.columns, report.class_names)),
         sample_count=len(report.samples),
@@ -83,14 +101,15 @@ def write_html(path: Path, report: Report) -> None:
         file.write(page.encode(errors="backslashreplace"))  # the name of a folder may be invalid UTF-8
 
 
-def _build_metric_rows(metrics: dict[str, float], extractor: str) -> list[dict[str, str]]:
+def _build_metric_rows(metrics: dict[str, float], extractor: str, ceiling: dict[str, float]) -> list[dict[str, str]]:
     """Return the table of values; a value and its spread share a row.
 
     Args:
         metrics: the values by name.
         extractor: fingerprint of the extractor.
+        ceiling: values of real images by name; empty for none.
     """
-    displays = collect_values()
+    displays = {**collect_values(), CONSISTENCY: OF_LABELS}
     rows = []
     for key, value in metrics.items():
         if key.endswith("_std") and key.removesuffix("_std") in metrics:
@@ -100,7 +119,9 @@ def _build_metric_rows(metrics: dict[str, float], extractor: str) -> list[dict[s
         shown = f"{value:{digits}}"
         if (spread := metrics.get(f"{key}_std")) is not None:
             shown += f" ± {spread:{digits}}"
-        row = {"name": key, "value": shown.replace("-", "\N{MINUS SIGN}"), "better": "", "phrase": ""}
+        row = {"name": key, "value": shown.replace("-", "\N{MINUS SIGN}"), "better": "", "phrase": "", "real": ""}
+        if key in ceiling:
+            row["real"] = f"{ceiling[key]:{digits}}".replace("-", "\N{MINUS SIGN}")
         if display is not None:
             row |= {"name": display.title, "better": display.better, "phrase": display.meaning}
         row["name"] = format_title(key, row["name"], extractor)

@@ -3,6 +3,7 @@
 Does not import Lightning.
 """
 
+from uvit_decay.metrics.consistency import label_consistency
 from uvit_decay.metrics.dinov2 import DINOv2
 from uvit_decay.metrics.extractors import Extractor, Features, Inception, SmallClassifier
 from uvit_decay.metrics.frechet import Moments, Statistics, frechet_distance
@@ -22,6 +23,7 @@ __all__ = [
     "frechet_distance",
     "inception_score",
     "kernel_distance",
+    "label_consistency",
     "mind",
     "precision_recall",
 ]

@@ -12,7 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from einops import repeat
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 UInt8Images = UInt8[Tensor, "n c h w"]
 Labels = Int64[Tensor, " n"]
-TrainingSet = Callable[[], tuple[Tensor, Tensor]]  # reads images and labels
+TrainingSet = Callable[[], tuple[Tensor, Tensor, tuple[str, ...] | None]]  # reads images, labels, names of classes
 PUBLISHED = "6726825d"  # start of the sha256 of the Inception weights behind all published numbers
 _AT_ONCE = 16  # images in a batch of Inception on a CPU: as many as fit its caches; 256 would take gigabytes
 
@@ -53,6 +53,8 @@ class Extractor(ABC):
         channels: number of image channels; None means the number of the training set.
         needs_labels: whether it is trained on the images of a data set; its logits are then for their classes.
         tf32: whether products of float32 numbers are rounded to tf32.
+        class_names: names of the classes of its logits, with which the labels of samples are compared (label
+            consistency); None if they are not compared.
         family: decides the names of the distances: FID and KID (inception), FDD and KDD (dinov2), or FD and KID.
         sha256: SHA-256 of the weights.
     """
@@ -61,6 +63,7 @@ class Extractor(ABC):
     widths: dict[str, int]
     channels: int | None = 3
     needs_labels = False
+    class_names: tuple[str, ...] | None = None
     tf32 = False
     family: Literal["inception", "dinov2", "other"] = "other"
     sha256: str
@@ -86,6 +89,10 @@ class Extractor(ABC):
     def remark(self) -> str | None:
         """Return a caveat for readers of metrics on these features, or None."""
         return f"features of {self.name}, not Inception's: no FID of papers compares"
+
+    def describe(self) -> dict[str, Any]:
+        """Return further metadata for reports, as plain values: what is not known from the name."""
+        return {}
 
     def missing(self) -> str | None:
         """Return the weights that `prepare` would have to download, in words, or None."""
@@ -261,7 +268,7 @@ class SmallClassifier(Extractor):
 def prepare(extractor: Extractor, shape: tuple[int, ...], device: torch.device, training_set: TrainingSet) -> None:
     """Prepare an extractor for images of this `shape` (c, h, w); `training_set` is read only if it needs labels."""
     if extractor.needs_labels:
-        images, labels = training_set()
+        images, labels, extractor.class_names = training_set()
     else:
         images = torch.zeros(0, *shape, dtype=torch.uint8)
         labels = torch.zeros(0, dtype=torch.int64)

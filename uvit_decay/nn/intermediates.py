@@ -63,6 +63,20 @@ class HasIntermediates(Protocol):
         """
 
 
+@runtime_checkable
+class PoolsFeatures(Protocol):
+    """Network whose classifier is a function of `dim` pooled features; `num_classes` is 0 without a classifier."""
+
+    num_classes: int
+    dim: int
+
+    def pooled(self, x: Tensor) -> Tensor:
+        """Return the input of the classifier, (b, d), of images (b, c, h, w)."""
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Return the logits (b, num_classes) of pooled features (b, d)."""
+
+
 def layer_indices(layers: Sequence[Layer], names: Sequence[str] | None) -> list[int]:
     """Return the ascending indices of the layers `names`, which are names or indices as strings; None means all.
 

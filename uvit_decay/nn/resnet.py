@@ -178,7 +178,10 @@ class ResNet(DecayedNet, pipeline_tag="image-classification"):
         """Return logits; raise a UserError if the network has no classifier."""
         if not self.num_classes:
             raise UserError("this encoder has no classifier; set num_classes")
-        features = self.pooled(x)
+        return self.classify(self.pooled(x))
+
+    def classify(self, features: Float[Tensor, "b d"]) -> Float[Tensor, "b classes"]:
+        """Return the logits of pooled features."""
         with without_autocast(features):
             return self.fc(features.to(self.fc.weight.dtype))
 

@@ -179,7 +179,10 @@ class ViT(Encoder, pipeline_tag="image-feature-extraction"):
         """
         if not self.num_classes:
             raise UserError("this encoder has no classifier; set num_classes")
-        features = self.pooled(x, keep)
+        return self.classify(self.pooled(x, keep))
+
+    def classify(self, features: Float[Tensor, "b d"]) -> Float[Tensor, "b classes"]:
+        """Return the logits of pooled features."""
         with without_autocast(features):
             return self.head(features)
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -20,6 +20,7 @@ from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.history import run_of
 from uvit_decay.nn.embed import PixelScale
 from uvit_decay.nn.intermediates import Layer, block_layers
+from uvit_decay.representations.options import TIMM
 from uvit_decay.runtime.errors import UserError, check_whole, explain
 from uvit_decay.runtime.files import at_home
 from uvit_decay.runtime.tensor_files import check_weights, mismatch
@@ -31,7 +32,7 @@ if TYPE_CHECKING:  # timm is slow to import, and data are Lightning's
 
     from uvit_decay.data import ImageData
 
-TIMM = "timm:"  # timm:NAME, with pretrained weights, or timm:NAME=FILE, with the weights of a file
+Interpolation = Literal["bilinear", "bicubic"]
 PIXELS = "pixels:"  # pixels:32x32x3
 
 
@@ -47,6 +48,7 @@ class ProbedNetwork:
         path: noise path of a denoiser's input; None for an encoder, which sees clean images.
         data: name of the images that the network was trained on; None if unknown.
         latents: latent space of the network's input; None for pixels.
+        class_names: names of the classes of a classifier or of a conditional denoiser; empty if there are none.
     """
 
     net: nn.Module
@@ -56,6 +58,7 @@ class ProbedNetwork:
     path: NoisePath | None = None
     data: str | None = None
     latents: LatentSpace | None = None
+    class_names: tuple[str, ...] = ()
 
     @property
     def is_encoder(self) -> bool:
@@ -95,7 +98,7 @@ def _open_checkpoint(path: Path, loading: LoadingOptions) -> ProbedNetwork:
     run = run_of(path.resolve())
     if run is not None and run.name.startswith("version_"):
         name = f"{run.parent.name}-{run.name}-{name}"
-    return ProbedNetwork(loaded.net, name, path.name, about, loaded.path, card.data, card.latents)
+    return ProbedNetwork(loaded.net, name, path.name, about, loaded.path, card.data, card.latents, card.class_names)
 
 
 def _open_timm(name: str, size: int | None) -> ProbedNetwork:
@@ -129,16 +132,18 @@ def open_judging_data(judged: ProbedNetwork, data: str | None, test: str | None)
     return open_data(data or judged.data, test, net.image_size, net.channels, judged.is_encoder)
 
 
-def fit_pictures(x: Float[Tensor, "b c h w"], net: nn.Module, where: str) -> Float[Tensor, "b c2 h2 w2"]:
+def fit_pictures(
+    x: Float[Tensor, "b c h w"], net: nn.Module, where: str, mode: Interpolation = "bicubic"
+) -> Float[Tensor, "b c2 h2 w2"]:
     """Return pictures in [-1, 1] with the number of channels and the size that a network takes.
 
-    Grey pictures are repeated for all channels. Pictures of another size are resized, bicubic with antialias, and
-    clamped.
+    Grey pictures are repeated for all channels. Pictures of another size are resized with antialias and clamped.
 
     Args:
         x: pictures in [-1, 1].
         net: the network.
         where: name of the network, at the beginning of the error message.
+        mode: how pictures are resized.
 
     Raises:
         UserError: the pictures have another number of channels and are not grey.
@@ -149,7 +154,7 @@ def fit_pictures(x: Float[Tensor, "b c h w"], net: nn.Module, where: str) -> Flo
         x = x.expand(-1, net.channels, -1, -1)
     if x.shape[-1] == net.image_size:
         return x
-    return interpolate(x, size=(net.image_size,) * 2, mode="bicubic", antialias=True).clamp(-1, 1)
+    return interpolate(x, size=(net.image_size,) * 2, mode=mode, antialias=True).clamp(-1, 1)
 
 
 class Pixels(nn.Module):
@@ -249,8 +254,7 @@ def timm_vit(name: str, file: Path | None = None, size: int | None = None) -> Ti
     import timm
     from timm.models.vision_transformer import VisionTransformer
 
-    if not timm.is_model(name):
-        raise UserError(f"timm has no model {name}: timm.list_models('vit_*', pretrained=True) names some with weights")
+    check_timm_name(name)
     with explain(f"timm {name}", RuntimeError, ValueError), torch.device("meta"):
         model = timm.create_model(name, num_classes=0)
     if not isinstance(model, VisionTransformer):
@@ -260,25 +264,49 @@ def timm_vit(name: str, file: Path | None = None, size: int | None = None) -> Ti
         raise UserError(f"timm {name} cannot take images of size {size}: choose a multiple of its patch size {patch}")
     if file is not None:
         model = timm.create_model(name, num_classes=0, img_size=size)
-        _load(model, name, file)
+        load_timm_weights(model, name, file)
     else:
-        hint = f"to read them from a file, give {TIMM}{name}=FILE"
-        with explain(f"weights of timm {name}", OSError, RuntimeError, ValueError, hint=hint):
-            model = timm.create_model(name, pretrained=True, num_classes=0, img_size=size)
-        if licence := model.pretrained_cfg.get("license"):
-            print(f"{name}: licence {licence}")
+        model = load_pretrained(name, img_size=size)
     return TimmViT(model.eval())
 
 
-def _load(model: VisionTransformer, name: str, file: Path) -> None:
-    """Load the weights of a file into a model.
+def check_timm_name(name: str) -> None:
+    """Raise a UserError unless timm has a model of this name."""
+    import timm
+
+    if not timm.is_model(name):
+        raise UserError(f"timm has no model {name}: timm.list_models('vit_*', pretrained=True) names some with weights")
+
+
+def load_pretrained(name: str, **sizes: int | None) -> nn.Module:
+    """Return timm's model `name` without classifier, with its pretrained weights; print their licence.
+
+    Args:
+        name: timm's name of the model.
+        sizes: further arguments of `timm.create_model`.
+
+    Raises:
+        UserError: the weights are not in the cache of the hub and cannot be fetched.
+    """
+    import timm
+
+    hint = f"to read them from a file, give {TIMM}{name}=FILE"
+    with explain(f"weights of timm {name}", OSError, RuntimeError, ValueError, hint=hint):
+        model = timm.create_model(name, pretrained=True, num_classes=0, **sizes)
+    if licence := model.pretrained_cfg.get("license"):
+        print(f"{name}: licence {licence}")
+    return model
+
+
+def load_timm_weights(model: nn.Module, name: str, file: Path) -> None:
+    """Load the weights of a file into timm's model `name`, which has no classifier.
 
     Weights of the encoder must not be missing: a decayed MAE has no final norm, which the plain one needs.
 
     Raises:
         UserError: the file cannot be read, or its weights do not fit.
     """
-    from timm.models.vision_transformer import checkpoint_filter_fn
+    from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 
     contents = as_type(dict[str, object], read_third_party(file), f"contents of {file}")
     for key in MAPS:
@@ -287,12 +315,15 @@ def _load(model: VisionTransformer, name: str, file: Path) -> None:
             break
     weights = as_type(dict[str, Tensor], contents, f"weights in {file}")
     check_weights(file, weights)
-    state = {key: value for key, value in weights.items() if not key.startswith(OUTSIDE)}
-    with explain(f"{file} does not fit {name}", Exception):  # timm uses the weights without a check of shapes
-        registers = _count_registers(state)
-        if registers != model.num_reg_tokens:  # timm would take them for patches, or patches for them
-            raise ValueError(f"it has {registers} register tokens, not {model.num_reg_tokens}")
-        state = checkpoint_filter_fn(state, model)
+    own = model.state_dict().keys()
+    outside = OUTSIDE + _name_classifiers(model)
+    state = {key: value for key, value in weights.items() if key in own or not key.startswith(outside)}
+    if isinstance(model, VisionTransformer):
+        with explain(f"{file} does not fit {name}", Exception):  # timm uses the weights without a check of shapes
+            registers = _count_registers(state)
+            if registers != model.num_reg_tokens:  # timm would take them for patches, or patches for them
+                raise ValueError(f"it has {registers} register tokens, not {model.num_reg_tokens}")
+            state = checkpoint_filter_fn(state, model)
     if problem := mismatch(model, state, name):
         hint = "convert decayed and fine-tuned MAEs with uvit-decay import"
         raise UserError(f"{file} does not fit {name}: {problem}; {hint}")
@@ -305,3 +336,11 @@ def _count_registers(state: Mapping[str, Tensor]) -> int:
         if name in state:
             return state[name].shape[1]
     return 0
+
+
+def _name_classifiers(model: nn.Module) -> tuple[str, ...]:
+    """Return the names of the linear classifiers of timm's model: none, one, or two of a distilled model."""
+    classifiers = model.pretrained_cfg.get("classifier") or ()
+    if isinstance(classifiers, str):
+        return (classifiers,)
+    return tuple(classifiers)

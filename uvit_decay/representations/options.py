@@ -16,6 +16,7 @@ NOISE_SHARE = "noise-share"  # the protocol of probes that measures nothing else
 NOISE_DRAWS = 4  # of that protocol
 CLASSIFYING = ("pool", "max_train", "max_test", "neighbours", "uniform", "draws")  # options that it does not have
 TIME = 0.1  # noise level of a denoiser's images where a command reads a single one
+TIMM = "timm:"  # timm:NAME, with pretrained weights, or timm:NAME=FILE, with the weights of a file
 Most = Annotated[int, Bounds(1, 2**31)]
 Pool = Literal["mean", "all", "cls"]
 

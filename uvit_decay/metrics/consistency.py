@@ -1,0 +1,16 @@
+"""Label consistency: how often a classifier recognises the class for which a sample was generated."""
+
+from __future__ import annotations
+
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+
+def label_consistency(logits: Float[Tensor, "n k"], labels: Int64[Tensor, " n"]) -> float:
+    """Return the share of images, in [0, 1], whose largest logit has the index of their label.
+
+    For samples and the labels that they were generated for it is the label consistency, for real images and their
+    labels the accuracy of the classifier.
+    """
+    right = logits.argmax(1) == labels
+    return float(right.double().mean())
