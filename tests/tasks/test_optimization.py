@@ -129,6 +129,18 @@ def test_the_schedule_by_epochs_is_that_of_mae():
         assert actual == pytest.approx(reference(step), rel=1e-12)
 
 
+def test_wsd_is_constant_until_its_last_steps():
+    options = {"warmup_steps": 4, "min_lr": 0.1}
+    wsd, constant = Optimization(1.0, schedule="wsd", cooldown=5, **options), Optimization(1.0, **options)
+    factors = [wsd.factor(step, 20, floor=0.1) for step in range(21)]
+    assert factors[:16] == [constant.factor(step, 20) for step in range(16)]
+    assert factors[16:] == pytest.approx([0.82, 0.64, 0.46, 0.28, 0.1])
+    wsd.check_length(9, 1)
+    for total, words in ((8, ("--model.optim.cooldown 5", 8)), (math.inf, ("wsd", "--trainer.max_steps"))):
+        with raises_user_error(words):
+            wsd.check_length(total, 1)
+
+
 def test_blr_is_scaled_by_the_global_batch():
     assert Optimization(blr=1.5e-4).rate(4096) == pytest.approx(2.4e-3)
     assert Optimization(1e-3).rate(4096) == 1e-3
@@ -318,7 +330,10 @@ def test_the_state_of_an_optimizer_of_another_form_is_refused(tmp_path, flag, st
             {"optimizer": "torch.optim.NAdam", "rate_over_gain": True},
             ("--model.optim.rate_over_gain", "torch.optim.NAdam"),
         ),
-        ({"schedule": "cos"}, "schedule must be constant or cosine, got 'cos'"),
+        ({"schedule": "cos"}, ("schedule", "constant", "cosine", "wsd", "'cos'")),
+        ({"schedule": "wsd"}, ("wsd", "--model.optim.cooldown")),
+        ({"schedule": "wsd", "cooldown": 0}, "cooldown"),
+        ({"cooldown": 5}, ("--model.optim.cooldown 5", "wsd", "constant")),
     ],
 )
 def test_settings_out_of_range_are_one_line(options, message):

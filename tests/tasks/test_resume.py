@@ -60,6 +60,29 @@ def test_a_longer_cosine_is_followed_from_the_first_step_on(tmp_path):
     assert actual == pytest.approx([1e-3 * optim.factor(step, 20) for step in range(6, 20)])
 
 
+def test_a_constant_run_is_cooled_down_exactly(tmp_path, monkeypatch, capsys):
+    """It ends as a wsd run of the same length: the rates are equal until the cool-down begins."""
+    flags = ["--model.optim.warmup_steps=2", "--data.batch_size=8", *TINY]
+    flags += ["--trainer.callbacks+=uvit_decay.callbacks.LastCheckpoint", "--trainer.callbacks.keep_every_n_steps=4"]
+    cooled = [*flags, "--model.optim.schedule=wsd", "--model.optim.cooldown=3", "--trainer.max_steps=7"]
+    (tmp_path / "whole").mkdir()
+    train(monkeypatch, tmp_path / "whole", "fit", *cooled)
+    train(monkeypatch, tmp_path, "fit", *flags, "--model.optim.schedule=constant", "--trainer.max_steps=5")
+    cooled += [f"--ckpt_path={next(tmp_path.glob('runs/**/step_00000004.ckpt'))}"]
+    allowed = "[model.optim.schedule,model.optim.cooldown]"
+    line = refused(capsys, train, monkeypatch, tmp_path, "fit", *cooled)
+    find_line(line, "model.optim.schedule constant", "wsd", f"--resume.allow '{allowed}'")
+    train(monkeypatch, tmp_path, "fit", *cooled, f"--resume.allow={allowed}")
+    ends = []
+    for folder in (tmp_path / "whole" / "runs", tmp_path / "runs"):
+        paths = sorted(folder.rglob("last.ckpt"))
+        ends.append(torch.load(paths[-1], weights_only=True))
+    assert [end["global_step"] for end in ends] == [7, 7]
+    assert same(ends[0]["state_dict"], ends[1]["state_dict"])
+    states = [dict(leaves(end["optimizer_states"][0]["state"])) for end in ends]
+    assert same(*states)
+
+
 def test_every_other_difference_is_said_in_one_line(tmp_path, monkeypatch, caplog, capsys):
     flags = ["--trainer.max_steps=2", *TINY, "--trainer.callbacks+=uvit_decay.callbacks.LastCheckpoint"]
     train(monkeypatch, tmp_path, "fit", *flags)

@@ -25,7 +25,6 @@ A step, in order; Lightning calls these hooks. Step k trains on global batch k.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -294,8 +293,8 @@ class Task(LightningModule):
         data = self.data
         optim = self.optim
         epoch, total = run_length(self.trainer) if isinstance(data, ImageData) else data.run_length()
-        if optim.schedule == "cosine" and math.isinf(total):
-            raise UserError("the cosine schedule needs an end: set --trainer.max_steps or --trainer.max_epochs")
+        if not self.trainer.fast_dev_run:  # a trial of a step or two is shorter than the schedule
+            optim.check_length(total, epoch)
         lr = optim.rate(data.batch_size)
         if optim.blr is not None:
             rank_zero_info(f"learning rate {lr:g} = blr {optim.blr:g} x global batch {data.batch_size} / 256")

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from uvit_decay.nn.base import Residual
-from uvit_decay.runtime.errors import UserError, check_choice, check_numbers
+from uvit_decay.runtime.errors import UserError, check_choice, check_numbers, check_whole
 from uvit_decay.runtime.optimizers import MUON
 from uvit_decay.tasks.optimizer_table import ARGUMENTS, FLAG, OPTIMIZERS, build_class, build_class_state, build_state
 from uvit_decay.tasks.rate_over_gain import RateFactors, RowSteps, rate_factors
 
 DecayOn = Literal["all", "matrices", "layers"]
-Annealing = Literal["constant", "cosine"]
+Annealing = Literal["constant", "cosine", "wsd"]
 # Option -> the option that may be given instead, and the value of the first if neither is given.
 ALTERNATIVES = {"lr": ("blr", 2e-4), "warmup_steps": ("warmup_epochs", 2500)}
 EMBEDDINGS = ("pos_embed", "cls_token")  # without weight decay in fine-tuning (MAE's code)
@@ -56,7 +56,8 @@ class Optimization:
         weight_decay: weight decay of the parameters that `decay_on` names.
         warmup_steps: length of the linear warm-up, in optimizer steps; it starts at lr / warmup_steps. 2500 if neither
             this nor `warmup_epochs` is given.
-        schedule: after the warm-up: `constant`, or half a `cosine` period down to `min_lr` at the end of training.
+        schedule: after the warm-up: `constant`; half a `cosine` period down to `min_lr` at the end of training; or
+            `wsd` (warm-up, stable, decay), constant until the last `cooldown` steps, then linear down to `min_lr`.
         optimizer: `adamw`, `muon` (for the matrices of blocks, with steps as long as AdamW's; AdamW updates all other
             parameters), `lars` (MAE's linear probes), `sgd` with momentum, or the class path of any other optimizer,
             such as `torch.optim.NAdam`. A class gets the groups with their `lr` and `weight_decay`, and `arguments`,
@@ -71,7 +72,8 @@ class Optimization:
         layer_decay: factor of the learning rate from a layer to the layer before it, in (0, 1]. A parameter of layer i,
             see `Layered`, has the rate lr * layer_decay^(L + 1 - i).
         warmup_epochs: instead of `warmup_steps`: the warm-up in epochs, from 0 at the first step (MAE).
-        min_lr: learning rate at the end of the cosine.
+        min_lr: learning rate at the end of the cosine or of the cool-down.
+        cooldown: length of the cool-down of `wsd`, in optimizer steps.
         rate_over_gain: divide the learning rate of the last layer of each branch, or of its gate in SiT and DiT, by the
             branch's gain, beta / P with P the product of the alphas up to it, so that each branch moves as in the
             plain network; of a ResNet's classifier, by P. With sgd the rate is divided by the square. It does not work
@@ -92,6 +94,7 @@ class Optimization:
     min_lr: float = 0.0
     rate_over_gain: bool = False
     arguments: dict[str, Any] | None = None
+    cooldown: int | None = None
 
     def __post_init__(self) -> None:
         for name, (other, _) in ALTERNATIVES.items():
@@ -107,7 +110,39 @@ class Optimization:
         check_numbers("(0, 1]", layer_decay=self.layer_decay)
         check_choice(DecayOn, decay_on=self.decay_on)
         check_choice(Annealing, schedule=self.schedule)
+        self._check_cooldown()
         self._check_optimizer()
+
+    def _check_cooldown(self) -> None:
+        if self.cooldown is not None:
+            check_whole(1, cooldown=self.cooldown)
+        if self.schedule == "wsd" and self.cooldown is None:
+            raise UserError("the wsd schedule needs the length of its cool-down in steps: set --model.optim.cooldown")
+        if self.schedule != "wsd" and self.cooldown is not None:
+            raise UserError(
+                f"--model.optim.cooldown {self.cooldown} is for --model.optim.schedule wsd, not {self.schedule}: "
+                "set it to null"
+            )
+
+    def check_length(self, total: float, epoch: float) -> None:
+        """Raise a UserError unless the schedule fits into a run.
+
+        Args:
+            total: optimizer steps of the run; infinite if its end is not known.
+            epoch: optimizer steps of an epoch.
+        """
+        if self.schedule == "constant":
+            return
+        if math.isinf(total):
+            raise UserError(
+                f"the {self.schedule} schedule needs an end: set --trainer.max_steps or --trainer.max_epochs"
+            )
+        constant = total - self.warmup(epoch)
+        if self.cooldown is not None and self.cooldown > constant:
+            raise UserError(
+                f"--model.optim.cooldown {self.cooldown}: a run of {total:g} steps has {max(constant, 0):g} after the "
+                "warm-up; lower it, or train longer"
+            )
 
     def _check_optimizer(self) -> None:
         rule = OPTIMIZERS.get(self.optimizer)
@@ -165,7 +200,7 @@ class Optimization:
             step: optimizer steps before this one.
             total: optimizer steps of the whole run.
             epoch: optimizer steps of an epoch, used with `warmup_epochs`.
-            floor: the factor at the end of the cosine.
+            floor: the factor at the end of the cosine or of the cool-down.
         """
         warmup = self.warmup(epoch)
         if step < warmup:
@@ -173,6 +208,9 @@ class Optimization:
             return begun / warmup
         if self.schedule == "constant":
             return 1.0
+        if self.schedule == "wsd":
+            left = max(0.0, total - step)
+            return floor + (1.0 - floor) * min(1.0, left / self.cooldown)
         progress = (step - warmup) / max(1, total - warmup)
         cosine = 0.5 * (1.0 + math.cos(math.pi * min(1.0, progress)))
         return floor + (1.0 - floor) * cosine
