@@ -18,7 +18,7 @@ links:  ## whether the links to other sites lead somewhere; needs a network
 	python -m sphinx -b linkcheck -D nb_execution_mode=off docs docs/_build/links
 bench:  ## speed beside plain references: a table, and runs/bench.json
 	python -m benchmarks
-gpu:  ## on a GPU: doctor, speed and memory by size, waits of the host, a run killed and resumed; 20 minutes
+gpu:  ## on a GPU: waits of the host, a run killed and resumed, doctor, speed and memory by size; 15 minutes
 	python -m benchmarks.gpu
 faults:  ## kills, faults and hostile files by the hundred, and their tables: half an hour on 2 cores
 	pytest --exhaustive -n auto tests/faults tests/fuzz tests/test_machines.py tests/runtime \

@@ -1,9 +1,10 @@
-"""What a GPU does, in one command: doctor, speed of training, host synchronisations, a run that is killed and resumed.
+"""What a GPU does, in one command: host synchronisations, a run that is killed and resumed, doctor, speed of training.
 
-python -m benchmarks.gpu [--device cpu --quick] [--out runs/gpu]
+python -m benchmarks.gpu [--minutes 15] [--device cpu --quick] [--out runs/gpu]
 
-Writes OUT.json and OUT.md; planned for at most 20 minutes on an H100 or H200. `--device cpu --quick` tests the program,
-without the synchronisations, which only GPUs have; its figures mean nothing.
+Writes OUT.json and OUT.md after each row, so that a command that is stopped leaves what it has measured. The speeds
+come last and fill the minutes; sizes for which no time is left are listed, and a size that has begun is finished.
+`--device cpu --quick` tests the program, without the synchronisations, which only GPUs have; its figures mean nothing.
 """
 
 from __future__ import annotations
@@ -22,9 +23,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
-from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import Callback, Trainer
@@ -43,20 +43,32 @@ from uvit_decay.diffusion.noise_path import VP
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
 from uvit_decay.history import METRICS, read_rows
 from uvit_decay.nn import MAE, SiT, UViT
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.errors import UserError, check_numbers
 from uvit_decay.samples import Samples
 
 Build = Callable[[], UViT | SiT | MAE]
-NETWORKS: dict[str, Build] = {
-    "uvit-s/2, 32x32x3": networks.uvit_s,
-    "uvit-m/2, 32x32x4": networks.uvit_m,
-    "sit-xl/2, 32x32x4": partial(networks.sit_xl, 28),
-    "sit-xl/2, 32x32x4, recomputed": partial(networks.sit_xl, 28, checkpointing=True),
-    "mae-b/16, 224x224": networks.mae_b,
+
+
+class Size(NamedTuple):
+    """A network, and the batch sizes with which its training steps are measured."""
+
+    build: Build
+    batches: tuple[int, int]
+
+
+NETWORKS = {
+    "uvit-s/2, 32x32x3": Size(networks.uvit_s, (128, 256)),
+    "sit-xl/2, 32x32x4": Size(partial(networks.sit_xl, 28), (32, 64)),
+    "mae-b/16, 224x224": Size(networks.mae_b, (128, 256)),
 }
-QUICK = {"width 64, 17 tokens": partial(networks.small, 64), "MAE of width 64": networks.tiny_mae}
-MINUTES = 10  # after which no further size is measured
-RUN = 5  # minutes of the run that is killed and resumed
+QUICK = {
+    "width 64, 17 tokens": Size(partial(networks.small, 64), (2, 4)),
+    "MAE of width 64": Size(networks.tiny_mae, (2, 4)),
+}
+MINUTES = 15
+RUN = 0.1  # of the minutes: the time of the run that is killed and resumed, without its two starts
+LEAST = 0.5  # minutes of this run
+PAUSE = 10  # seconds of each of its minutes from its first checkpoint until it is killed
 # Expected waits for a GPU: what the tests see on torch's meta device.
 WAITS = {"a step that is not logged": 0, "a logged step": 2, "a sampler's batch": 1}
 SYNC = "called a synchronizing CUDA operation"  # torch's warning
@@ -65,24 +77,29 @@ PACKAGE = Path(uvit_decay.__file__).parent
 
 
 def speed(setting: Setting, minutes: float) -> Iterator[Row]:
-    """Measure training steps in bf16: eager first, so that what is slow to compile costs no other row."""
+    """Measure training steps in bf16: eager first, so that what is slow to compile costs no other row.
+
+    Args:
+        setting: where steps are measured.
+        minutes: after which no further size is begun.
+    """
     end = time.monotonic() + 60 * minutes
-    nets, batches = (QUICK, (2, 4)) if setting.quick else (NETWORKS, (32, 64, 128, 256))
-    for compiled, (name, build), batch in product((False, True)[: 1 + setting.compiled], nets.items(), batches):
-        row: Row = {"network": name, "batch": batch, "compiled": compiled}
-        if time.monotonic() > end:
-            yield row | {"note": "no time left"}
-        else:
-            yield row | step(build, batch, compiled, setting)
+    sizes = QUICK if setting.quick else NETWORKS
+    for compiled in (False, True)[: 1 + setting.compiled]:
+        for name, size in sizes.items():
+            for batch in size.batches:
+                row: Row = {"network": name, "batch": batch, "compiled": compiled}
+                if time.monotonic() > end:
+                    yield row | {"note": "no time left"}
+                else:
+                    yield row | step(size.build, batch, compiled, setting)
 
 
 @cache
 def work_of_an_image(build: Build) -> int:
-    """Return the FLOPs of an image in a training step of the plain network, without recomputation."""
+    """Return the FLOPs of an image in a training step of the plain network."""
     with torch.device("meta"):
-        net = build()
-        net.checkpointing = False
-        return flops(net, 1)
+        return flops(build(), 1)
 
 
 def step(build: Build, batch: int, compiled: bool, setting: Setting) -> Row:
@@ -167,17 +184,20 @@ def syncs(setting: Setting, pictures: Path) -> list[Row]:
     return rows
 
 
-def run_flags(setting: Setting, pictures: Path, runs: Path) -> list[str]:
-    """Return the flags of a U-ViT-S/2 run that looks for its checkpoint; a small one of a hundred steps where quick."""
+def run_flags(setting: Setting, pictures: Path, runs: Path, minutes: float) -> list[str]:
+    """Return the flags of a U-ViT-S/2 run of some minutes that looks for its checkpoint.
+
+    Where quick, it is a small run of a hundred steps.
+    """
     callbacks = [{"class_path": f"uvit_decay.callbacks.{name}"} for name in ("EMA", "Summary", "LastCheckpoint")]
-    callbacks[-1] |= {"init_args": {"every_n_steps": setting.size(5, 200, 5)}}
+    callbacks[-1] |= {"init_args": {"every_n_steps": setting.size(5, 100, 5)}}
     flags = [
         *("--config", CONFIG, f"--data.path={pictures}", f"--trainer.logger.save_dir={runs}", "--ckpt_path=auto"),
         *("--trainer.accelerator", setting.device.type, "--trainer.devices=1"),
         *("--trainer.callbacks", json.dumps(callbacks), "--trainer.enable_progress_bar=false"),
     ]
     if not setting.quick:
-        return [*flags, "--trainer.max_time", json.dumps({"minutes": RUN})]
+        return [*flags, "--trainer.max_time", json.dumps({"minutes": minutes})]
     small = ("--model.net.dim=16", "--model.net.depth=2", "--model.net.heads=2", "--data.batch_size=4")
     return [*flags, *small, "--trainer.max_steps=100", "--trainer.log_every_n_steps=1"]
 
@@ -216,47 +236,90 @@ def newest_step(run: Path) -> int:
     return max(read_training_checkpoint(path)["global_step"] for path in (run / "checkpoints").glob("*.ckpt"))
 
 
-def main(arguments: list[str] | None = None) -> None:
+class Results:
+    """Rows by the name of their table, written to both files whenever there is a new one.
+
+    Args:
+        out: path of the files, without suffix.
+        setting: where the rows are measured.
+    """
+
+    def __init__(self, out: Path, setting: Setting) -> None:
+        self.out = out
+        self.facts = table.machine(setting)
+        self.tables: dict[str, list[Row]] = {}
+        out.parent.mkdir(parents=True, exist_ok=True)
+        print(self.head, flush=True)
+
+    @property
+    def head(self) -> str:
+        """The machine in one line."""
+        facts = self.facts
+        rate = facts["matrix_rate"]["bf16"] / 1e12
+        machine = f"{facts['date']}, {facts['device']}, torch {facts['versions']['torch']}"
+        return f"{machine}, bf16 products {rate:.4g} TFLOP/s\n"
+
+    def keep(self, name: str, rows: Iterable[Row]) -> None:
+        """Print and write the rows of a table as they come."""
+        kept = self.tables[name] = []
+        for row in rows:
+            kept.append(row)
+            print(row, flush=True)
+            found = {"machine": self.facts, **self.tables}
+            self.out.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
+            parts = [format_table(name, rows) for name, rows in self.tables.items()]
+            self.out.with_suffix(".md").write_text(self.head + "".join(parts))
+        print(format_table(name, kept), flush=True)
+
+
+def format_table(name: str, rows: list[Row]) -> str:
+    """Return the rows as a table in Markdown with the columns of all of them."""
+    columns = dict.fromkeys(column for row in rows for column in row)
+    return markdown(name, rows, [*columns])
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser("python -m benchmarks.gpu", description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="default: %(default)s")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to test the program in a minute")
     parser.add_argument(
+        "--minutes",
+        type=float,
+        default=MINUTES,
+        help="after which no further size is measured; at least 4 for all parts; default: %(default)s",
+    )
+    parser.add_argument(
         "--out", type=Path, default=Path("runs/gpu"), help="files, without suffix; default: %(default)s"
     )
     options = parser.parse_args(arguments)
+    check_numbers("(0, inf)", **{"--minutes": options.minutes})
+    return options
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = parse(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
         raise UserError("torch finds no GPU here; --device cpu --quick tests the program")
+    start = time.monotonic()
     budget = 0.1 if options.quick else 3.0
     setting = Setting(torch.device(options.device), options.quick, options.device == "cuda", budget=budget)
-    start, facts = time.monotonic(), table.machine(setting)
-    found: dict[str, Any] = {"machine": facts}
-    text = f"{facts['date']}, {facts['device']}, torch {facts['versions']['torch']}, "
-    text += f"bf16 products {facts['matrix_rate']['bf16'] / 1e12:.4g} TFLOP/s\n"
-    print(text, flush=True)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-
-    def keep(name: str, rows: Iterable[Row]) -> None:
-        nonlocal text
-        kept = found[name] = []
-        for row in rows:
-            kept.append(row)
-            print(row, flush=True)
-            options.out.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
-        part = markdown(name, kept, [*dict.fromkeys(column for row in kept for column in row)])
-        text += part
-        print(part, flush=True)
-        options.out.with_suffix(".md").write_text(text)
-
+    results = Results(options.out, setting)
+    run_minutes = max(LEAST, RUN * options.minutes)
     with tempfile.TemporaryDirectory() as folder:
-        pictures, runs = Path(folder, "pictures"), Path(folder, "runs")
+        pictures, runs, untouched = (Path(folder, name) for name in ("pictures", "runs", "untouched"))
         photographs(pictures, setting.size(64, 2000, 24), width=64)
-        flags = run_flags(setting, pictures, runs)
-        if subprocess.run([sys.executable, "-m", "uvit_decay", "doctor", *flags]).returncode:
-            raise UserError("the doctor found errors, see above")
-        keep("Training steps in bf16", speed(setting, MINUTES))
+        flags = run_flags(setting, pictures, runs, run_minutes)
+        flags_of_doctor = run_flags(setting, pictures, untouched, run_minutes)  # where no run has ended
+        # What no other machine can tell comes first.
         if setting.on_gpu:
-            keep("Where the host waits for the GPU", syncs(setting, pictures))
-        keep("A run that was killed and resumed", [killed_and_resumed(flags, runs, 0 if options.quick else 30 * RUN)])
+            results.keep("Where the host waits for the GPU", syncs(setting, pictures))
+        pause = 0 if options.quick else PAUSE * run_minutes
+        results.keep("A run that was killed and resumed", [killed_and_resumed(flags, runs, pause)])
+        if subprocess.run([sys.executable, "-m", "uvit_decay", "doctor", *flags_of_doctor]).returncode:
+            raise UserError("the doctor found errors, see above")
+        left = options.minutes - (time.monotonic() - start) / 60
+        results.keep("Training steps in bf16", speed(setting, left))
     print(f"\n{time.monotonic() - start:.0f} s; {options.out.with_suffix('.json')}")
 
 

@@ -51,9 +51,9 @@ def uvit_m() -> UViT:
     return create_model("uvit-m/2", 0.7, image_size=32, channels=4, num_classes=100)
 
 
-def sit_xl(depth: int, checkpointing: bool = False) -> SiT:
+def sit_xl(depth: int) -> SiT:
     sizes = {"image_size": 32, "patch_size": 2, "channels": 4, "dim": 1152, "depth": depth, "heads": 16}
-    return SiT(**sizes, num_classes=1000, alpha_min=0.8, wiring="decayed", checkpointing=checkpointing)
+    return SiT(**sizes, num_classes=1000, alpha_min=0.8, wiring="decayed")
 
 
 def mae_b() -> MAE:
