@@ -78,6 +78,8 @@ def test_options_have_the_types_and_defaults_of_the_signature():
     sampling = Sampling("raw", ["a.B", "c.D"], 3, False, (1, 2), (0.0, 0.5))
     assert called(*words) == (Path("a.ckpt"), 7, True, sampling)
     assert called("--num", "9", "--clip")[1::2] == (9, Sampling(clip=True))
+    words = ["--seed", "1", "--classes", "1,2", "--seed", "2", "--classes", "3"]  # such as "$OPTIONS --seed 2"
+    assert called(*words)[3] == Sampling(seed=2, classes=(3,))
 
 
 def test_subcommands_have_the_options_of_their_functions():
@@ -102,7 +104,9 @@ def test_hyphens_and_underscores_are_one():
         (["--num", "0"], ("--num", 1, 100, 0)),
         (["--seed", "10"], ("--seed", 0, 9, 10)),
         (["--num", "many"], ("-n/--num", "'many'")),
+        (["--num", "2.7"], ("-n/--num", "'2.7'")),
         (["--weights", "best"], ("--weights", "'best'")),
+        (["--weights", "none"], ("--weights", "'none'")),
         (["--classes", "cat"], ("--classes", "cat")),
         (["--interval", "1"], ("--interval", 2, 1)),
         (["--magic"], "--magic"),

@@ -25,6 +25,7 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.requests, self.content = 0, CONTENT
         self.length = True  # says how long its answer is
+        self.encoding = None  # says that the file, a .tar.gz, is an encoding of another one
         self.cut = len(CONTENT)  # bytes of an answer after which the connection ends
         self.status = None  # answers this error
         self.delay = 0.0  # seconds before it answers
@@ -41,6 +42,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         if server.length:
             self.send_header("Content-Length", str(len(CONTENT)))
+        if server.encoding:
+            self.send_header("Content-Encoding", server.encoding)
         self.end_headers()
         return self.wfile.write(server.content[: server.cut])
 
@@ -89,12 +92,15 @@ def test_checksums_are_the_published_ones(tmp_path):
     assert checksum(tmp_path / "abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 
 
-@pytest.mark.parametrize("length", [True, False])
-def test_a_file_is_fetched_once(server, target, length, capfd):
-    server.length = length
+@pytest.mark.parametrize(("length", "encoding"), [(True, None), (False, "gzip")])
+def test_a_file_is_fetched_once(server, target, length, encoding, capfd):
+    server.length, server.encoding = length, encoding
     download(server.url, target, SHA256)
     assert arrived(target)
     assert "file.bin" in capfd.readouterr().err
+    beside = target.with_name("beside")
+    beside.touch()
+    assert target.stat().st_mode == beside.stat().st_mode  # others can read it if the user's files are for others
     download(server.url, target, hashlib.md5(CONTENT).hexdigest(), "md5")
     assert server.requests == 1
 

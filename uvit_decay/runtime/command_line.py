@@ -19,7 +19,7 @@ A dataclass is always built, of the options that are given; its parameter needs 
 spelling, as in other programs, and underscores are accepted; in train.py, where options are keys of YAML files, it is
 the reverse. argparse reads the options here. jsonargparse, which reads the options of train.py, wants values for
 switches, prefixes for groups and `--trust+` for lists, reads the file name `null` as None, and is slower than a whole
---help.
+--help. cyclopts rounds `--steps 2.7` to 3, reads `--weights none` as None, and more than doubles the time of a --help.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Download of one large file: verified by a known checksum, and complete or absent."""
+"""Download of one large file: verified by a known checksum, and complete or absent.
+
+torch.hub fetches it. pooch decodes an archive that a server labels with Content-Encoding, so that its checksum is
+another one, makes files that only their owner can read, and leaves files of random names when it is killed.
+"""
 
 from __future__ import annotations
 
