@@ -190,6 +190,7 @@ def test_what_is_no_autoencoder_is_refused_in_one_line(vae, tmp_path):
         (changed(vae, tmp_path / "std", latents_std=[1.0, 1.0, 1.0, 0.0]), ("channel_std", 4)),
         (changed(vae, tmp_path / "groups", norm_num_groups=-1), "autoencoder"),
         (changed(vae, tmp_path / "layers", layers_per_block=0), "autoencoder"),
+        (changed(vae, tmp_path / "endless", layers_per_block=10**9), "layers_per_block"),
         (changed(vae, tmp_path / "blocks", down_block_types=[], up_block_types=[]), "autoencoder"),
         (changed(vae, tmp_path / "pipeline", _class_name="StableDiffusionPipeline"), "StableDiffusionPipeline"),
         (vae / "config.json", "loaded"),

@@ -35,6 +35,7 @@ NO_VARIANCE = -30.0  # log-variance for encoders without one: the lower bound to
 PER_CHANNEL = ("channel_mean", "channel_std")  # fields that are None in most latent spaces
 NORMALISATION = ("scale", "shift", *PER_CHANNEL)
 SAME = (*NORMALISATION, "channels", "factor", "sha256")  # fields that a network for a latent space depends on
+MOST_LAYERS = 1000  # of each block of an autoencoder
 CONFIG = "config.json"  # of an autoencoder
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 LEAST_SIDE = 64  # pixels of the trial image
@@ -351,6 +352,7 @@ def _load(vae: str) -> nn.Module:
         if not _is_autoencoder(kind):
             known = "AutoencoderKL, AutoencoderDC and AutoencoderTiny"
             raise UserError(f"{vae}: {name} is not an autoencoder of diffusers; supported are {known}, for example")
+        _check_sizes(config, vae)
         net, info = kind.from_pretrained(vae, output_loading_info=True)
     missing = [*info["missing_keys"], *info["mismatched_keys"]]
     if missing:
@@ -358,6 +360,16 @@ def _load(vae: str) -> nn.Module:
     for file in Path(vae).glob("*.safetensors"):
         _check_floating(file)
     return net
+
+
+def _check_sizes(config: Mapping[str, Any], vae: str) -> None:
+    """Raise a UserError for a number of a configuration that would make diffusers build layers without end."""
+    for name, value in config.items():
+        most = MOST_LAYERS if "layers" in name else 2**16
+        numbers = value if isinstance(value, list | tuple) else [value]
+        for number in numbers:
+            if isinstance(number, int) and number > most:
+                raise UserError(f"the configuration of the autoencoder {vae} is damaged: {name} is above {most:,}")
 
 
 def _check_floating(file: Path) -> None:

@@ -20,13 +20,16 @@ from uvit_decay.diffusion.sampling import DiffusionModel, Sampling, generate_uin
 from uvit_decay.guide import Guide
 from uvit_decay.image_io import to_uint8
 from uvit_decay.runtime.distributed import cpu_threads, pick_device
-from uvit_decay.runtime.random import uniform
+from uvit_decay.runtime.errors import check_whole
+from uvit_decay.runtime.random import ROWS, list_whole_numbers, uniform
+from uvit_decay.runtime.typed import check_types
 from uvit_decay.sampling_options import SamplingOptions
 
 TINY = 5_000_000  # parameters
 PATHS = ("checkpoint", "guide")  # keys of the metadata that may differ: checksums identify these files
 
 
+@check_types
 @dataclass
 class Samples:
     """An unbounded sequence of samples; sample i depends only on (network, seed, i, label of i).
@@ -64,7 +67,11 @@ class Samples:
     guide: Guide | None = None
 
     def __post_init__(self) -> None:
+        check_whole(0, 2**63 - 1, seed=self.seed)
+        self.classes = list_whole_numbers("classes", self.classes, self.model.num_classes - 1)
         self.shape = self.shape or self.model.shape
+        channels, height, width = self.shape
+        check_whole(1, 2**16, **{"channels of shape": channels, "height of shape": height, "width of shape": width})
         guide = self.model.guide
         if guide is not None:
             guide = replace(guide, net=self._counter(guide))
@@ -134,7 +141,7 @@ class Samples:
         if not self.classes:
             return None
         count = len(self.classes)
-        places = torch.tensor(indices, dtype=torch.int64, device="cpu")
+        places = torch.tensor(list_whole_numbers("indices", indices, ROWS - 1), dtype=torch.int64, device="cpu")
         if self.at_random:
             numbers = uniform("label", self.seed, rows=places).double()
             places = (numbers * count).long()

@@ -16,6 +16,7 @@ from uvit_decay.checkpoint.io import read
 from uvit_decay.commands.sample import sample
 from uvit_decay.diffusion.noise_path import VP
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.sampling_options import SamplingOptions
 
 NET, PATH, SAMPLING = ("net", "init_args"), ("path", "init_args"), ("sampling",)
@@ -230,3 +231,19 @@ def test_a_card_of_more_than_plain_values_or_without_end_is_refused(trained, tmp
         for use in (load, lambda path: export_file(path, tmp_path / "out.safetensors")):
             with raises_user_error("model card"):
                 use(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "fragments"),
+    [
+        ({"net": Spec("uvit_decay.nn.uvit.UViT", {"dim": 8.5})}, ("dim", "int", "8.5")),
+        ({"net": Spec("mine.Net", {"sizes": {1, 2}})}, ("plain",)),
+        ({"prediction": "v"}, ("prediction", "'v'")),
+        ({"path": Spec("uvit_decay.diffusion.noise_path.VP", {"beta_min": "a"})}, ("beta_min", "float", "'a'")),
+    ],
+)
+def test_a_card_that_could_not_be_read_back_is_refused_when_it_is_written(trained, changes, fragments):
+    card = load(trained).card
+    assert ModelCard.from_dict(card.to_dict(), "it") == card
+    with raises_user_error("could not be read back", *fragments):
+        replace(card, **changes).to_dict()

@@ -44,7 +44,7 @@ def test_models_without_known_blocks_are_refused_with_the_way_out():
         ([("nowhere", "blocks.0.drop_path1"), ("blocks.0.norm2", "blocks.0.drop_path2")], "'nowhere'"),
         ([("blocks.0.norm1", "blocks.0.drop_path1")], "twos"),
         ([("blocks.0.norm1", "blocks.0.drop_path1")] * 2, "same module"),
-        ([], "one block"),
+        ([], "pairs"),
     ],
 )
 def test_pairs_that_cannot_be_are_refused(pairs, message):

@@ -168,9 +168,9 @@ def test_alpha_min_outside_zero_to_one_is_a_user_error(alpha_min, schedule):
 @pytest.mark.parametrize(
     ("function", "arguments", "message"),
     [
-        *((shortcuts, (blocks, 0.7), "block") for blocks in (0, -3)),
+        *((shortcuts, (blocks, 0.7), "blocks") for blocks in (0, -3)),
         *((alpha_min_for, (1e-3, branches), "branches") for branches in (-2, 0, 1, 23, 25)),
-        *((alpha_min_for, (target, 24), "effective decay") for target in (0.0, -1e-3, 1.5, math.nan)),
+        *((alpha_min_for, (target, 24), "target") for target in (0.0, -1e-3, 1.5, math.nan)),
         *(
             (alpha_min_for, arguments, "no alpha_min reaches")
             for arguments in ((1e-13, 2), (0.5, 4, True), (1e-300, 24))

@@ -17,6 +17,7 @@ from uvit_decay.diffusion.prediction import (
     check_loss,
     diffusion_loss,
     stratify_times,
+    target,
     training_times,
 )
 from uvit_decay.runtime.random import uniform
@@ -152,8 +153,29 @@ def test_uniform_times_are_untouched():
 @pytest.mark.parametrize("options", [dict(kind="normal"), dict(std=0.0), dict(shift=-1.0), dict(mean=math.nan)])
 def test_times_out_of_range_are_a_user_error(options, monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # whose checks of types would come first
-    with raises_user_error(*("kind", "uniform", "logit-normal") if "kind" in options else ("std", "shift")):
+    with raises_user_error(*options):
         TrainingTimes(**options)
+
+
+@pytest.mark.parametrize(
+    ("prediction", "weighting", "name"),
+    [
+        ("v", "none", "prediction"),
+        ("v_prediction", "none", "prediction"),
+        ("sample", "none", "prediction"),
+        ("eps", "foo", "weighting"),
+        ("x", "foo", "weighting"),
+    ],
+)
+def test_an_unknown_prediction_or_weighting_is_refused(prediction, weighting, name, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # whose checks of types would come first
+    x, t = torch.zeros(2, 1, 4, 4), torch.rand(2)
+    given = prediction if name == "prediction" else weighting
+    with raises_user_error(name, f"'{given}'"):
+        diffusion_loss(lambda x, t, y: x, PATH, prediction, x, None, t, x, weighting)
+    if name == "prediction":
+        with raises_user_error(name, f"'{given}'"):
+            target(PATH, prediction, x, x, t)
 
 
 def test_uniform_times_have_no_mean_and_no_std():

@@ -4,6 +4,8 @@ import dataclasses
 import json
 from dataclasses import replace
 
+import jaxtyping
+import numpy as np
 import pytest
 import torch
 from refusals import raises_user_error
@@ -14,7 +16,7 @@ from uvit_decay.diffusion import ode
 from uvit_decay.diffusion import sampling as generating
 from uvit_decay.diffusion.noise_path import Linear
 from uvit_decay.diffusion.samplers import SAMPLERS
-from uvit_decay.diffusion.sampling import Sampling, generate_uint8
+from uvit_decay.diffusion.sampling import Sampling, generate, generate_uint8
 from uvit_decay.diffusion.sde import SDE
 from uvit_decay.image_io import to_uint8
 from uvit_decay.runtime.random import normal
@@ -243,3 +245,29 @@ def test_sampling_is_built_again_from_a_checkpoint_s_description(sampling):
     old = {key: stored[key] for key in ("sampler", "steps", "guidance", "clip")}
     assert as_type(Sampling, old, "it").sde is None, "files that do not know the newer fields load"
     assert Sampling(**old).guidance_channels is None
+
+
+@pytest.mark.parametrize(
+    ("name", "indices", "labels", "seed"),
+    [
+        ("labels[1]", [0, 1], [0, 1.5], 0),
+        ("labels[0]", [0, 1], torch.tensor([9, 0]), 0),
+        ("labels[0]", [0, 1], torch.eye(2), 0),
+        ("labels", [0, 1], [0], 0),
+        ("indices[1]", [0, -1], [0, 1], 0),
+        ("indices[0]", np.array([0.5]), [0], 0),
+        ("seed", [0], [0], -1),
+    ],
+)
+def test_labels_indices_and_seeds_that_cannot_be_are_refused(name, indices, labels, seed, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # whose checks of types would come first
+    with raises_user_error(name):
+        generate(source(), Sampling(steps=1), indices, labels, seed)
+
+
+def test_labels_and_indices_may_be_tensors_and_arrays():
+    expected = generate(source(), Sampling(steps=1), [3, 4], [1, 2], 0)
+    found = generate(source(), Sampling(steps=1), np.array([3, 4]), torch.tensor([1, 2]), 0)
+    assert torch.equal(found, expected)
+    with raises_user_error("labels", "None"):
+        generate(source(num_classes=0), Sampling(steps=1), [0], [0], 0)

@@ -50,7 +50,7 @@ class Without:
     def __getattr__(self, name):
         return getattr(self.finder, name)
 
-ABSENT = "uvit_decay einops jaxtyping torchdiffeq lightning torchmetrics accelerate timm jsonargparse".split()
+ABSENT = "uvit_decay beartype einops jaxtyping torchdiffeq lightning torchmetrics accelerate timm jsonargparse".split()
 sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
 import numpy as np
 import torch

@@ -20,10 +20,12 @@ from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.callbacks.run_log import run_folder
 from uvit_decay.history import CHECKPOINTS, current_name
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.typed import check_types
 
 VALIDATION = "val/"  # prefix of the metrics of a validation
 
 
+@check_types
 class BestCheckpoint(Checkpoint):
     """The checkpoint of the best value so far, checkpoints/best_<metric>.ckpt; add one for each metric.
 

@@ -23,6 +23,7 @@ from uvit_decay.nn.block import AdaLNBlock, Block
 from uvit_decay.nn.depth_attention import MixingSums, Sources, mixing_of
 from uvit_decay.plots import heat_maps
 from uvit_decay.runtime.errors import UserError, check_whole, explain
+from uvit_decay.runtime.typed import check_types
 from uvit_decay.tasks.base import Task
 from uvit_decay.tasks.sharding import full_tensor
 
@@ -156,6 +157,7 @@ def root_mean_squares(sums: Tensor) -> tuple[list[float], list[float]]:
     return x.tolist(), f.tolist()
 
 
+@check_types
 class BranchNorms(Callback):
     """Norms and updates of all residual branches, every N steps; other steps cost nothing.
 

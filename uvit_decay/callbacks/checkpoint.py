@@ -19,6 +19,7 @@ from uvit_decay.runtime.errors import check_whole
 from uvit_decay.runtime.files import replacing
 from uvit_decay.runtime.program import localise
 from uvit_decay.runtime.signals import STOPS
+from uvit_decay.runtime.typed import check_types
 from uvit_decay.tasks.resumption.files import LAST, NEXT, rotate
 from uvit_decay.tasks.resumption.finish import is_finishing
 
@@ -44,6 +45,7 @@ def write_atomically(trainer: Trainer) -> None:
         trainer.strategy.checkpoint_io = AtomicCheckpointIO()
 
 
+@check_types
 class LastCheckpoint(Checkpoint):
     """Checkpoints of a run: checkpoints/last.ckpt in the run folder, written regularly, at the end and at a signal.
 

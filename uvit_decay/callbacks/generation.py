@@ -29,6 +29,7 @@ from uvit_decay.metrics.extractors import Extractor, prepare
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole
 from uvit_decay.runtime.random import subset
+from uvit_decay.runtime.typed import check_types
 from uvit_decay.samples import Samples
 from uvit_decay.sampling_options import MOST_IMAGES
 from uvit_decay.tasks.diffusion import DiffusionTask
@@ -37,6 +38,7 @@ from uvit_decay.tasks.schedule import run_length
 MOST = 5000  # images of each measurement
 
 
+@check_types
 class GenerationMetrics(PeriodicSampling):
     """Metrics of `num` samples, generated on all ranks, against a reference; adds a line to generation.jsonl.
 
@@ -71,7 +73,7 @@ class GenerationMetrics(PeriodicSampling):
         self,
         extractor: Extractor | str,
         num: int | None = MOST,
-        reference: str | None = None,
+        reference: str | Path | None = None,
         max_reference: int = MOST_REFERENCE,
         seed: int = 1,
         batch_size: int = 256,
@@ -91,7 +93,7 @@ class GenerationMetrics(PeriodicSampling):
             extractor = FeatureOptions(extractor).extractor(spatial=False)
         self.extractor = extractor
         self.num = num
-        self.reference = reference
+        self.reference = None if reference is None else str(reference)
         self.max_reference = max_reference
         self.seed = seed
         self.batch_size = batch_size

@@ -14,14 +14,16 @@ from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.image_io import grid_columns, labelled_grid
 from uvit_decay.representations.reconstruction import Reconstructor
 from uvit_decay.runtime.distributed import Processes, batches
-from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole
+from uvit_decay.runtime.errors import MOST_SEED, UserError, check_numbers, check_whole
 from uvit_decay.runtime.random import subset
+from uvit_decay.runtime.typed import check_types
 from uvit_decay.samples import Samples
 from uvit_decay.sampling_options import LARGEST_GRID
 from uvit_decay.tasks import MAETask, Task
 from uvit_decay.tasks.diffusion import DiffusionTask
 
 
+@check_types
 class Preview(PeriodicSampling):
     """A grid of samples: samples.png (the newest) and samples/step_N.png in the run folder, and in the loggers.
 
@@ -87,6 +89,7 @@ class Preview(PeriodicSampling):
             save_picture(trainer, self.folder, self.picture, grid)
 
 
+@check_types
 class Reconstructions(Periodic):
     """A grid of images, masked images and reconstructions, as in the paper's Figure 6, with fixed images and masks.
 
@@ -119,6 +122,8 @@ class Reconstructions(Periodic):
     ) -> None:
         super().__init__(every_n_steps, at_end, every_n_epochs)
         check_whole(1, LARGEST_GRID, num=num, batch_size=batch_size)
+        if mask_ratio is not None:
+            check_numbers("(0, 1)", mask_ratio=mask_ratio)
         check_whole(0, MOST_SEED, seed=seed)
         self.num = num
         self.mask_ratio = mask_ratio

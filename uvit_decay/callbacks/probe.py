@@ -21,12 +21,14 @@ from uvit_decay.representations.probing import Prober, check_probed, choose_imag
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.precision import Precision
+from uvit_decay.runtime.typed import check_types
 from uvit_decay.tasks.base import Task
 
 MOST = 10_000  # training images at most, unless the user sets another number
 LEAST = 20  # images of each class, if the number is sized to the run
 
 
+@check_types
 class LinearProbes(Periodic):
     """Linear classifier, k nearest neighbours and effective rank of pooled features, for each cell (layer, t).
 

@@ -18,6 +18,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from uvit_decay.runtime.errors import check_numbers
 from uvit_decay.runtime.progress import Work, line_printed, lines_every, show, terminal_width
+from uvit_decay.runtime.typed import check_types
 
 BAR = "{n_fmt}/{total_fmt} |{bar}| {elapsed}<{remaining}{postfix}"
 LINE = "step {n_fmt}/{total_fmt} after {elapsed}, {remaining} left{postfix}"
@@ -28,6 +29,7 @@ INTERVAL = 60.0  # default of `line_every`
 PRINTING = [logging.getLogger("lightning.pytorch"), logging.getLogger("lightning.fabric")]  # to the terminal
 
 
+@check_types
 class Progress(TQDMProgressBar):
     """Steps of the whole run, elapsed and remaining time, with the loss, the learning rate and images/s.
 

@@ -22,6 +22,7 @@ from uvit_decay.history import CHECKPOINTS, GENERATION, METRICS, PROBES, read_ro
 from uvit_decay.runtime.errors import UserError, check_whole
 from uvit_decay.runtime.files import check_writable, replacing, writing
 from uvit_decay.runtime.program import localise
+from uvit_decay.runtime.typed import check_types
 from uvit_decay.tasks.base import Task
 from uvit_decay.tasks.resumption.files import LAST, makes_folders
 
@@ -112,6 +113,7 @@ def record(
         history.append(path, measurement)
 
 
+@check_types
 class RunLogger(TensorBoardLogger):
     """Logger of TensorBoard events and metrics.csv in one folder; two Lightning loggers would choose two versions.
 
@@ -121,7 +123,7 @@ class RunLogger(TensorBoardLogger):
         version: number or name of the run; null takes the next free number.
     """
 
-    def __init__(self, experiment: str, save_dir: str = "runs", version: int | str | None = None) -> None:
+    def __init__(self, experiment: str, save_dir: str | Path = "runs", version: int | str | None = None) -> None:
         check_writable(Path(save_dir) / experiment, folder=True)
         # CSVLogger warns that the folder exists, which TensorBoard has just made.
         warnings.filterwarnings("ignore", message="Experiment logs directory .* exists and is not empty")
@@ -262,6 +264,7 @@ def _suggest_command(folder: Path, checkpoint: Path, task: Task) -> str:
     return f"evaluate its features: {command}"
 
 
+@check_types
 class CPUThreads(Callback):
     """Sets the number of torch's intra-op threads; tiny networks are fastest with one (docs/LOG.md).
 

@@ -30,6 +30,7 @@ from uvit_decay.nn.vit import DECAY, ViT
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import check_writable, claim_paths, replacing
 from uvit_decay.runtime.tensor_files import check_weights, load_pickle, save_tensors
+from uvit_decay.runtime.typed import check_types
 from uvit_decay.sampling_options import Weights
 
 
@@ -58,6 +59,7 @@ StoredType = Literal["float32", "bfloat16"]
 ARGUMENTS = ("num_classes", "null_label", "time_scale", "time", "learned_variance", "norm_pix", "pixels", "pool")
 
 
+@check_types
 def export_file(
     source: Path,
     target: Path,
@@ -159,6 +161,7 @@ def _save(target: Path, contents: Mapping[str, Any]) -> None:
         torch.save(contents, file)
 
 
+@check_types
 def import_official(
     source: Path,
     target: Path,

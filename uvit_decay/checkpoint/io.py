@@ -22,9 +22,10 @@ from uvit_decay.diffusion.samplers import SAMPLERS
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
 from uvit_decay.nn.base import DecayedNet, check_attributes
 from uvit_decay.runtime.errors import UserError, check_whole
-from uvit_decay.runtime.instantiate import Spec, build
+from uvit_decay.runtime.instantiate import Spec, build, check_arguments
 from uvit_decay.runtime.program import localise, or_bundled
 from uvit_decay.runtime.tensor_files import TorchFile, check_weights, load_any, load_tensors, mismatch
+from uvit_decay.runtime.typed import check_types
 from uvit_decay.runtime.validation import as_type, is_plain, parse
 from uvit_decay.sampling_options import Weights
 
@@ -141,8 +142,20 @@ class ModelCard:
             raise UserError(f"{where} is damaged, or of another version of this project: {error}") from error
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the plain values that a checkpoint stores, without fields that are None."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        """Return the plain values that a checkpoint stores, without fields that are None.
+
+        Raises:
+            UserError: `from_dict` could not read them, such as arguments of a network that are not plain values.
+        """
+        values = {name: value for name, value in asdict(self).items() if value is not None}
+        try:
+            ModelCard.from_dict(values, "the model card")
+            check_arguments(self.net, HOME, "the model card")
+            if self.path is not None:
+                check_arguments(self.path, NoisePath.__module__, "the model card")
+        except UserError as error:
+            raise UserError(f"a checkpoint of this network could not be read back: {error}") from error
+        return values
 
     def noise_path(self, trusted: Sequence[str] = ()) -> NoisePath | None:
         """Return the noise path; None for an encoder or a classifier. Its class is of this package or `trusted`."""
@@ -173,7 +186,8 @@ class Checkpoint:
         return DiffusionModel.from_net(self.net.to(device), self.path, card.prediction, device, card.latents is None)
 
 
-def load(path: Path, weights: Weights | None = None, trusted: Sequence[str] = ()) -> Checkpoint:
+@check_types
+def load(path: Path | str, weights: Weights | None = None, trusted: Sequence[str] = ()) -> Checkpoint:
     """Load a checkpoint of any format.
 
     Args:
@@ -355,6 +369,7 @@ def read_average(state: object, where: object) -> dict[str, Tensor]:
     return as_type(dict[str, Tensor], state.get("shadow", {}), f"EMA weights of {where}")
 
 
+@check_types
 def read_training_checkpoint(path: Path, whole: bool = True) -> dict[str, Any]:
     """Return the contents of a .ckpt of this project, checked against the checksums of its zip; see `TorchFile`."""
     with open_training_checkpoint(path) as file:

@@ -23,6 +23,7 @@ from torch import Tensor
 from uvit_decay.data.decoding import Box
 from uvit_decay.runtime.errors import UserError, check_numbers
 from uvit_decay.runtime.random import normal, uniform
+from uvit_decay.runtime.typed import check_types
 
 _ATTEMPTS = 10  # to find a box that fits, as in torchvision and timm
 _ERASED_SHARE = (0.02, 1 / 3)  # of the area, in timm's RandomErasing
@@ -37,6 +38,7 @@ Attempt = Sequence[float]  # four in [0, 1): share of the area, logarithm of the
 Range = tuple[float, float]
 
 
+@check_types
 @dataclass(frozen=True)
 class Augment:
     """Random changes of a training image; the defaults are the settings of MAE's pre-training.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from uvit_decay.data.decoding import ResizedCentre, check_shape, decode_box, pla
 from uvit_decay.data.folder import Images, OnDisk
 from uvit_decay.data.image_files import Listing, common_side, read
 from uvit_decay.runtime.errors import check_numbers
+from uvit_decay.runtime.typed import check_types
 
 
 class Streamed(OnDisk):
@@ -90,6 +92,7 @@ def _augment_batch(
     return images.augment(indices, augment.draws(seed, rows))
 
 
+@check_types
 class AugmentedImages(Images):
     """Images of a folder, zip or tar (see `Images`), randomly cropped, mirrored, changed by RandAugment and erased.
 
@@ -113,7 +116,7 @@ class AugmentedImages(Images):
 
     def __init__(
         self,
-        path: str,
+        path: str | Path,
         image_size: int | None = None,
         batch_size: int = 256,
         augment: Augment = Augment(),  # noqa: B008  frozen

@@ -20,6 +20,7 @@ from uvit_decay.data.datamodule import ImageData
 from uvit_decay.runtime.download import download, verify
 from uvit_decay.runtime.errors import UserError, explain, one_line
 from uvit_decay.runtime.files import at_home
+from uvit_decay.runtime.typed import check_types
 
 if TYPE_CHECKING:
     from torchvision import datasets
@@ -37,7 +38,7 @@ class _CIFAR(ImageData, ABC):
 
     def __init__(
         self,
-        path: str = "data",
+        path: str | Path = "data",
         download: bool = False,
         batch_size: int = 128,
         device_batch_size: int | None = None,
@@ -142,6 +143,7 @@ class _CIFAR(ImageData, ABC):
         return f"no {official.__name__} at {self.path}: {sought}; put {official.url} there, or {hint}"
 
 
+@check_types
 class CIFAR10(_CIFAR):
     """CIFAR-10: 50,000 training and 10,000 test images of 32x32 RGB, 10 classes.
 
@@ -153,6 +155,7 @@ class CIFAR10(_CIFAR):
     kind = "CIFAR10"
 
 
+@check_types
 class CIFAR100(_CIFAR):
     """CIFAR-100: 50,000 training and 10,000 test images of 32x32 RGB, 100 classes in 20 groups.
 
@@ -166,7 +169,11 @@ class CIFAR100(_CIFAR):
     kind = "CIFAR100"
 
     def __init__(
-        self, path: str = "data", download: bool = False, labels: Literal["fine", "coarse"] = "fine", **options: Any
+        self,
+        path: str | Path = "data",
+        download: bool = False,
+        labels: Literal["fine", "coarse"] = "fine",
+        **options: Any,
     ) -> None:
         super().__init__(path, download, **options)
         self.labels = labels

@@ -18,10 +18,12 @@ from uvit_decay.class_names import class_hash
 from uvit_decay.data.batches import Augmentation, Batch, ImageSet, InMemory, StepLoader, StepSampler, mirror_half
 from uvit_decay.image_io import to_float, to_uint8
 from uvit_decay.runtime.errors import UserError, check_whole
+from uvit_decay.runtime.typed import check_types
 
 ON_DEVICE = 2**30  # bytes up to which an in-memory set is copied to each GPU
 
 
+@check_types
 class ImageData(LightningDataModule):
     """Images for training and testing: `setup` sets `train`, `test` (or None) and `class_names`.
 
@@ -50,6 +52,8 @@ class ImageData(LightningDataModule):
     ) -> None:
         super().__init__()
         check_whole(0, num_workers=num_workers)
+        check_whole(0, 2**63 - 1, seed=seed)
+        check_whole(0, 2**16, image_size=image_size, channels=channels)  # 0 for latents until they are opened
         check_whole(1, batch_size=batch_size)
         if device_batch_size is not None:
             check_whole(1, device_batch_size=device_batch_size)

@@ -7,8 +7,10 @@ import torch
 
 from uvit_decay.data.batches import InMemory
 from uvit_decay.data.datamodule import ImageData
+from uvit_decay.runtime.typed import check_types
 
 
+@check_types
 class Digits(ImageData):
     """1797 grey 8x8 digits (UCI, bundled with scikit-learn), 1437 for training and 360 for testing, stratified.
 

@@ -17,6 +17,7 @@ from uvit_decay.data.fingerprint import hash_files, name_shared
 from uvit_decay.data.image_files import Listing, list_images, read
 from uvit_decay.runtime.errors import UserError, check_numbers
 from uvit_decay.runtime.random import generator
+from uvit_decay.runtime.typed import check_types
 
 
 class OnDisk(ImageSet):
@@ -46,6 +47,7 @@ class OnDisk(ImageSet):
         return images, self.labels[indices]
 
 
+@check_types
 class Images(ImageData):
     """A folder, zip or tar of class folders (`<class>/<image>`), or of images without classes, in any of `FORMATS`.
 
@@ -73,10 +75,10 @@ class Images(ImageData):
 
     def __init__(
         self,
-        path: str,
-        test_path: str | None = None,
+        path: str | Path,
+        test_path: str | Path | None = None,
         holdout: float = 0.0,
-        classes: str | None = None,
+        classes: str | Path | None = None,
         image_size: int | None = None,
         channels: int = 3,
         batch_size: int = 128,
@@ -91,12 +93,12 @@ class Images(ImageData):
         super().__init__(image_size, channels, batch_size, flip, seed, num_workers, device_batch_size)
         check_numbers("[0, 1)", holdout=holdout)
         check_numbers("[0, inf)", memory_gb=memory_gb)
-        self.path = path
-        self.test_path = test_path
+        self.path = str(path)
+        self.test_path = None if test_path is None else str(test_path)
         self.holdout = holdout
         self.memory_gb = memory_gb
-        self.classes = classes
-        self.test_name = test_path  # the test images in reports and errors; None for held-out ones
+        self.classes = None if classes is None else str(classes)
+        self.test_name = self.test_path  # the test images in reports and errors; None for held-out ones
         self._training_files: tuple[Listing, list[int]] | None = None
         self.crop: Crop = centre_crop
 

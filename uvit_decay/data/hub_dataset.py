@@ -20,6 +20,7 @@ from uvit_decay.data.folder import Images
 from uvit_decay.data.image_files import Listing
 from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.files import at_home
+from uvit_decay.runtime.typed import check_types
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -91,6 +92,7 @@ class HubListing(Listing):
             return os.stat(self.rows[index][self.column]["path"]).st_size
 
 
+@check_types
 class HubDataset(Images):
     """An image data set of the `datasets` library (`pip install -e ".[hub]"`), by name or from a folder.
 
@@ -111,7 +113,7 @@ class HubDataset(Images):
 
     def __init__(
         self,
-        path: str,
+        path: str | Path,
         split: str = DEFAULT_SPLIT,
         test_split: str | None = None,
         subset: str | None = None,

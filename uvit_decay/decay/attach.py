@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from uvit_decay.decay.blocks import Gated, Pairs, Single, known_pairs
-from uvit_decay.decay.hooks import HookedBranches, HookedPair, HookedProjection
+from uvit_decay.decay.hooks import ExecutionOrder, HookedBranches, HookedPair, HookedProjection
 from uvit_decay.decay.schedule import (
     Branches,
     Granularity,
@@ -24,7 +24,8 @@ from uvit_decay.decay.schedule import (
     shortcuts,
 )
 from uvit_decay.decay.table import Shortcuts, Weights
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.errors import UserError, check_whole
+from uvit_decay.runtime.typed import check_types
 
 
 class Attached(nn.Module):
@@ -41,6 +42,7 @@ class Attached(nn.Module):
         super().__init__()
         self.shortcuts = weights
         self.hooked: list[HookedBranches] = []
+        self.order: ExecutionOrder | None = None  # of branches whose names the user gave
         register_weights(self, weights, dim, persistent=False)
         self.to(device)
 
@@ -52,6 +54,9 @@ class Attached(nn.Module):
         """Remove all hooks; the model then computes exactly the same as before `attach`."""
         for hooked in self.hooked:
             hooked.remove()
+        if self.order is not None:
+            self.order.remove()
+            self.order = None
         if self.hooked:
             _forget_graphs()
         self.hooked.clear()
@@ -73,6 +78,7 @@ class Attached(nn.Module):
         return summary
 
 
+@check_types
 def attach(
     model: nn.Module,
     alpha_min: float,
@@ -106,10 +112,14 @@ def attach(
 
     Raises:
         UserError: the model is attached already or has no supported block, or the schedule does not fit it. The model's
-            forward raises it if modules are not called as named.
+            forward raises it if modules are not called as named, or not in the order of `pairs`.
     """
     _check_not_attached(model)
+    if dim is not None:
+        check_whole(1, 2**16, dim=dim)
     named = known_pairs(model) if pairs is None else pairs
+    if not named:
+        raise UserError("pairs is empty: name the branches of the model, or leave it out for a model of known blocks")
     groups = _build_branches(model, named)
     per_block = _per_block(named)
     count = sum(len(group.norms) for group in groups)
@@ -123,6 +133,9 @@ def attach(
         raise UserError(f"the schedule {schedule!r} learns a weight for each channel; give their number, `dim`")
     attached = Attached(weights, dim or 1, _device_of(model))
     _register_hooks(model, groups, attached, schedule)
+    if pairs is not None and attached.hooked:
+        attached.order = ExecutionOrder()
+        attached.order.register(model, groups)
     return attached
 
 

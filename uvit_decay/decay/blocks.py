@@ -10,8 +10,10 @@ from torch import nn
 
 from uvit_decay.decay.hooks import HookedBranches, HookedGates, HookedPair, HookedProjection
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.typed import check_types
 
 
+@check_types
 @dataclass(frozen=True)
 class Gated:
     """Names of a block whose branches end in a product with a gate, not in a module.
@@ -29,6 +31,7 @@ class Gated:
         return HookedGates(norms, self.block)
 
 
+@check_types
 @dataclass(frozen=True)
 class Single:
     """Names of a block with a single residual branch, as a ResNet's: y = relu(shortcut(x) + f(x)).

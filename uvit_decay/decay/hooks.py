@@ -19,8 +19,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from os.path import commonprefix
 
+import torch
 from torch import Tensor, nn
 
 from uvit_decay.decay.schedule import decayed_add
@@ -43,6 +45,51 @@ class BranchState(threading.local):
 
     def __reduce__(self) -> tuple[type[BranchState], tuple[()]]:
         return BranchState, ()
+
+
+class ExecutionOrder(threading.local):
+    """Check that groups of branches start in the order of their numbers in each forward pass of a model.
+
+    Compiled graphs and calls of parts of the model are not checked; copies start empty.
+    """
+
+    started: set[int] | None = None  # numbers of the groups that started in this pass; None outside of a pass
+
+    def __reduce__(self) -> tuple[type[ExecutionOrder], tuple[()]]:
+        return ExecutionOrder, ()
+
+    def register(self, model: nn.Module, groups: Sequence[HookedBranches]) -> None:
+        """Register the hooks that begin and end a pass, and one at the first module of each group of branches."""
+        self.handles = [
+            model.register_forward_pre_hook(self.begin),
+            model.register_forward_hook(self.end, always_call=True),
+        ]
+        for number, group in enumerate(groups):
+            first = model.get_submodule(group.norms[0])
+            self.handles.append(first.register_forward_pre_hook(partial(self.check, number, group.norms)))
+
+    def remove(self) -> None:
+        """Remove the hooks."""
+        for handle in self.handles:
+            handle.remove()
+
+    def begin(self, model: nn.Module, args: tuple) -> None:
+        """Begin a pass (pre-hook of the model)."""
+        if not torch.compiler.is_compiling():
+            self.started = set()
+
+    def end(self, model: nn.Module, args: tuple, out: object) -> None:
+        """End a pass, also after an error (hook of the model). Blocks that are recomputed later are not checked."""
+        if not torch.compiler.is_compiling():
+            self.started = None
+
+    def check(self, number: int, names: Sequence[str], module: nn.Module, args: tuple) -> None:
+        """Raise a UserError if a group with a larger number has started before; a repeated start is not an error."""
+        if torch.compiler.is_compiling() or self.started is None or number in self.started:
+            return
+        if self.started and number < max(self.started):
+            raise UserError(f"{names} ran after later `pairs`: give `pairs` in the order of execution")
+        self.started.add(number)
 
 
 class HookedBranches:

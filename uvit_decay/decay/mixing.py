@@ -13,6 +13,7 @@ it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from inspect import signature
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from uvit_decay.decay.schedule import branch_weights
 from uvit_decay.decay.table import Shortcuts, Weights
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.typed import check_types
 
 
 class Merge(NamedTuple):
@@ -53,6 +55,7 @@ class MeasuresMixing(Protocol):
         """Return the matrix of a batch, averaged over its tokens."""
 
 
+@check_types
 def mixing_matrix(of: Shortcuts | nn.Module, *inputs: Tensor) -> Float[Tensor, "rows sources"]:
     """Return M, (N + 1, N + 1 + merges) float64: rows are h_1 .. h_{N+1}, columns v_0 .. v_N and then the merges m_j.
 
@@ -66,7 +69,7 @@ def mixing_matrix(of: Shortcuts | nn.Module, *inputs: Tensor) -> Float[Tensor, "
         inputs: the arguments of the network's forward pass, only for attention over depth.
 
     Raises:
-        UserError: an object without shortcuts, or attention over depth without a network and a batch.
+        UserError: an object without shortcuts, or attention over depth without a network and a batch that fits it.
     """
     if not isinstance(of, Shortcuts | HasShortcuts):
         kind = type(of).__name__
@@ -75,9 +78,19 @@ def mixing_matrix(of: Shortcuts | nn.Module, *inputs: Tensor) -> Float[Tensor, "
     if shortcuts.depth is not None:
         if not (isinstance(of, MeasuresMixing) and inputs):
             raise UserError("attention over depth has a mixing matrix only on a batch; give a network and its inputs")
+        _check_inputs(of, inputs)
         return of.measure_mixing(*inputs)
     merges = of.merges if isinstance(of, HasMerges) else ()
     return _multiply_out(_all_weights(of, shortcuts), merges)
+
+
+def _check_inputs(network: nn.Module, inputs: Sequence[Tensor]) -> None:
+    """Raise a UserError unless the forward pass of a network takes this number of inputs."""
+    try:
+        signature(network.forward).bind(*inputs)
+    except TypeError as error:
+        kind = type(network).__name__
+        raise UserError(f"inputs of mixing_matrix must be the arguments of the {kind}'s forward: {error}") from None
 
 
 def _all_weights(of: Shortcuts | nn.Module, shortcuts: Shortcuts) -> list[Weights]:

@@ -24,8 +24,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from uvit_decay.decay.table import DEPTH_ATTENTION, NAMES, SHORTCUTS, Shortcuts, Weights, is_float32, weighted
-from uvit_decay.runtime.errors import UserError, check_choice, check_numbers
+from uvit_decay.decay.table import (
+    DEPTH_ATTENTION,
+    NAMES,
+    SHORTCUTS,
+    Shortcuts,
+    Weights,
+    check_finite,
+    is_float32,
+    weighted,
+)
+from uvit_decay.runtime.errors import UserError, check_choice, check_numbers, check_whole
+from uvit_decay.runtime.typed import check_types
 
 # A schedule is an entry of the table, numbers of all branches (alphas, or pairs of alpha and beta), or a function that
 # returns these numbers for a number of branches: `--trust mine --model.net.schedule mine.late` (docs/extending.md).
@@ -42,7 +52,8 @@ def schedule_type() -> Any:
     return Literal[*SHORTCUTS, *DEPTH_ATTENTION] | Sequence[float | Sequence[float]] | Callable[[int], Numbers]
 
 
-Schedule = schedule_type()  # for annotations in this room
+Schedule = str | Numbers | Callable[[int], Numbers]  # for annotations in this room, where names are looked up when used
+MOST_BLOCKS = 100_000
 Granularity = Literal["branch", "block"]
 Index = Literal["code", "v2", "v1"]
 Branches = Literal["both", "attention", "mlp"]
@@ -100,6 +111,7 @@ def branch_weights(module: nn.Module, shortcuts: Shortcuts, k: int, as_tensors: 
     return Weights(*weights)
 
 
+@check_types
 def shortcuts(
     blocks: int,
     alpha_min: float,
@@ -131,15 +143,13 @@ def shortcuts(
         UserError: arguments are out of range or do not fit together, or weights are not finite in float32.
     """
     check_numbers("(0, 1]", alpha_min=alpha_min)
-    check_choice(Granularity, granularity=granularity)
-    check_choice(Index, index=index)
-    check_choice(Branches, branches=branches)
-    if blocks < 1:
-        raise UserError(f"a schedule needs at least one block, got {blocks}")
+    check_whole(1, MOST_BLOCKS, blocks=blocks)
     if per_block == 1 and (granularity, branches) != ("branch", "both"):
         raise UserError("a ResNet's block has one residual branch; leave out granularity and branches")
     _check_schedule(schedule, alpha_min, branches, per_block)
     count = per_block * blocks
+    for branch in restarts:
+        check_whole(0, count - 1, restarts=branch)
     if not isinstance(schedule, str):
         numbers = schedule(count) if callable(schedule) else schedule
         return replace(read_weights(numbers, count), restarts=tuple(restarts))
@@ -237,16 +247,22 @@ def _depths(n: int, index: Index) -> list[float]:
     return [(k + first) / n for k in range(n)]
 
 
+@check_types
 def effective_decay(alphas: Sequence[float], exclude_last_block: bool = False) -> float:
     """Return alpha_eff (Eq. 4), the product of all alphas: the weight of the input in the last block's output.
 
     With `exclude_last_block` the last two branches are left out: the weight of the input in the last block's input. It
     reproduces the bins of the paper's Table 2 best.
+
+    Raises:
+        UserError: an alpha that is not a finite number.
     """
+    check_finite(alphas=alphas)
     factors = alphas[:-2] if exclude_last_block else alphas
     return math.prod(factors, start=1.0)
 
 
+@check_types
 def alpha_min_for(target: float, branches: int, exclude_last_block: bool = False) -> float:
     """Return the alpha_min whose linear schedule over `branches` residual branches has the effective decay `target`.
 
@@ -257,8 +273,9 @@ def alpha_min_for(target: float, branches: int, exclude_last_block: bool = False
     Raises:
         UserError: no alpha_min in (0, 1] reaches the target, or the number of branches is odd.
     """
-    check_numbers("(0, 1]", **{"the effective decay": target})
-    if branches < 2 or branches % 2:
+    check_numbers("(0, 1]", target=target)
+    check_whole(1, 2 * MOST_BLOCKS, branches=branches)
+    if branches % 2:
         raise UserError(f"branches come in pairs (attention, MLP), got {branches}")
 
     def compute_decay(alpha_min: float) -> float:

@@ -16,7 +16,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.errors import UserError, check_numbers
+from uvit_decay.runtime.typed import check_types
 
 SQRT_HALF = math.sqrt(0.5)
 MP_SUM = 0.3  # EDM2's t, the share of the branch
@@ -169,6 +170,14 @@ def is_float32(value: Any) -> bool:
     return bool(abs(value) <= torch.finfo(torch.float32).max)
 
 
+def check_finite(**weights: Sequence[float]) -> None:
+    """Raise a UserError that names the first of `weights` with an item that is not a finite number."""
+    for name, numbers in weights.items():
+        for number in numbers:
+            check_numbers("(-inf, inf)", **{name: number})
+
+
+@check_types
 def weighted(
     alphas: Sequence[float],
     betas: Sequence[float] | float = 1.0,
@@ -176,11 +185,16 @@ def weighted(
     learned: Literal["alphas", "betas"] | None = None,
     per_channel: bool = False,
 ) -> Shortcuts:
-    """Return shortcuts with these weights; betas and scales may be one number for all branches."""
-    if isinstance(betas, float):
+    """Return shortcuts with these weights; betas and scales may be one number for all branches.
+
+    Raises:
+        UserError: a weight that is not a finite number.
+    """
+    if not isinstance(betas, Sequence):
         betas = [betas] * len(alphas)
-    if isinstance(scales, float):
+    if not isinstance(scales, Sequence):
         scales = [scales] * len(alphas)
+    check_finite(alphas=alphas, betas=betas, scales=scales)
     return Shortcuts(tuple(alphas), tuple(betas), tuple(scales), learned, per_channel)
 
 

@@ -22,6 +22,7 @@ from uvit_decay.diffusion.denoiser import Denoiser, linspace
 from uvit_decay.diffusion.noise_path import Batch
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
 from uvit_decay.runtime.random import indices_on, uniform
+from uvit_decay.runtime.typed import check_types
 
 
 def signs(shape: Sequence[int], seed: int, rows: Int64[Tensor, " b"]) -> Float[Tensor, "b ..."]:
@@ -40,6 +41,7 @@ def _rates(denoiser: Denoiser, x: Tensor, z: Tensor, time: float) -> tuple[Tenso
     return -velocity.detach(), divergence
 
 
+@check_types
 def log_likelihood(
     model: DiffusionModel,
     images: Batch,

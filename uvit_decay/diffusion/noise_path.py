@@ -25,6 +25,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.typed import check_types
 
 Times = Float[Tensor, " b"]
 Batch = Float[Tensor, "b c h w"]
@@ -173,6 +174,7 @@ class VariancePreserving(NoisePath):
         return -self.drift(t) * self.alpha(t).square() / self.sigma(t)
 
 
+@check_types
 @dataclass(frozen=True)
 class VP(VariancePreserving):
     """Variance-preserving SDE of Song et al. (2021), beta(t) = beta_min + (beta_max - beta_min) t; U-ViT's path.
@@ -238,6 +240,7 @@ class Discrete(VariancePreserving):
         return (LEVELS * t - rounding).ceil().long().clamp(1, LEVELS)
 
 
+@check_types
 @dataclass(frozen=True)
 class SDDiscrete(Discrete):
     """Schedule of Stable Diffusion, the path of U-ViT-H: sqrt(beta_n) in equal steps between the roots of both betas.
@@ -255,6 +258,7 @@ class SDDiscrete(Discrete):
         return roots.square()
 
 
+@check_types
 @dataclass(frozen=True)
 class DDPMLinear(Discrete):
     """Schedule of DDPM (Ho et al. 2020), the path of DiT: beta_n in equal steps from beta_start to beta_end.

@@ -14,7 +14,6 @@ d(net, x) / max(t, 0.05)^2, the loss of JiT (Li and He 2025, "Back to Basics: Le
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -24,7 +23,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from uvit_decay.diffusion.noise_path import Batch, Interpolant, NoisePath, Times
-from uvit_decay.runtime.errors import UserError, check_choice
+from uvit_decay.runtime.errors import UserError, check_choice, check_numbers
+from uvit_decay.runtime.typed import check_types
 
 Prediction = Literal["eps", "x", "velocity", "score"]
 Weighting = Literal["none", "velocity", "likelihood"]
@@ -36,7 +36,12 @@ VP_T_EPS = 1e-5  # SiT's distance in training to t = 0 where the velocity or the
 
 
 def target(path: NoisePath, prediction: Prediction, x: Batch, eps: Batch, t: Times) -> Batch:
-    """Return the target of the network's output; for a score, the target of -sigma_t times the output."""
+    """Return the target of the network's output; for a score, the target of -sigma_t times the output.
+
+    Raises:
+        UserError: an unknown prediction.
+    """
+    check_choice(Prediction, prediction=prediction)
     if prediction == "velocity":
         return path.velocity(x, eps, t)
     if prediction == "x":
@@ -68,6 +73,7 @@ def training_interval(path: NoisePath, prediction: Prediction, weighting: Weight
     return VP_T_EPS, 1.0
 
 
+@check_types
 @dataclass(frozen=True)
 class TrainingTimes:
     """Distribution of the times of training, t = 1 noise.
@@ -87,9 +93,8 @@ class TrainingTimes:
     shift: float = 1.0
 
     def __post_init__(self) -> None:
-        check_choice(Literal["uniform", "logit-normal"], kind=self.kind)
-        if not (math.isfinite(self.mean) and 0 < self.std < math.inf and 0 < self.shift < math.inf):
-            raise UserError(f"times: mean is finite, std and shift are positive; got {self}")
+        check_numbers("(-inf, inf)", **{"mean of times": self.mean})
+        check_numbers("(0, inf)", **{"std of times": self.std, "shift of times": self.shift})
         if self.kind == "uniform" and (self.mean, self.std) != (0.0, 1.0):
             raise UserError(f"times: mean and std are of the kind logit-normal, got {self}")
 
@@ -130,7 +135,9 @@ def sampling_interval(path: NoisePath, prediction: Prediction, clip: bool) -> tu
 
 
 def check_loss(prediction: Prediction, weighting: Weighting = "none") -> None:
-    """Raise a UserError if the prediction does not have this weighting."""
+    """Raise a UserError for an unknown prediction or weighting, or a prediction that does not have this weighting."""
+    check_choice(Prediction, prediction=prediction)
+    check_choice(Weighting, weighting=weighting)
     weighted_velocity = prediction == "velocity" and weighting != "none"
     if weighted_velocity or (prediction == "x" and weighting == "likelihood"):
         meant = "eps, score and x" if weighting == "velocity" else "eps and score"
@@ -181,7 +188,7 @@ def diffusion_loss(
         weighting: W of the module docstring.
 
     Raises:
-        UserError: the prediction does not have this weighting.
+        UserError: an unknown prediction or weighting, or a prediction that does not have this weighting.
     """
     check_loss(prediction, weighting)
     x_t = path.add_noise(x, eps, t)

@@ -16,8 +16,10 @@ from uvit_decay.diffusion.noise_path import DDPMLinear, Interpolant, NoisePath
 from uvit_decay.diffusion.ode import T_MIN, ddim, ddpm, dit_ddpm, dopri5, euler, heun, heun_throughout
 from uvit_decay.diffusion.sde import SDE
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.typed import check_types
 
 
+@check_types
 @dataclass(frozen=True)
 class Sampler:
     """Entry of the table of samplers.
@@ -63,6 +65,7 @@ class Sampler:
             raise UserError(f"{where}, only on the levels of DDPMLinear: use sampler ddpm")
 
 
+@check_types
 def sde_sampler(sde: SDE, steps: int, paper: bool = False) -> Sampler:
     """Return the sampler that integrates `sde`."""
     evaluations = 2 if sde.heun else 1

@@ -19,11 +19,13 @@ from uvit_decay.diffusion.samplers import SAMPLERS, Sampler, sde_sampler
 from uvit_decay.diffusion.sde import SDE, short_number
 from uvit_decay.runtime.errors import UserError, check_choice, check_numbers, check_whole
 from uvit_decay.runtime.precision import Precision, chosen_precision, computing
-from uvit_decay.runtime.random import indices_on, normal
+from uvit_decay.runtime.random import ROWS, RowNumbers, indices_on, list_whole_numbers, normal
+from uvit_decay.runtime.typed import check_types
 
 ADAPTIVE = 100  # assumed network evaluations of an adaptive sampler
 
 
+@check_types
 @dataclass(frozen=True)
 class Sampling:
     """Options of sampling.
@@ -125,6 +127,7 @@ class Sampling:
         return "_".join(parts)
 
 
+@check_types
 @dataclass(frozen=True)
 class DiffusionModel:
     """Trained network with all that sampling needs.
@@ -183,6 +186,13 @@ class DiffusionModel:
         if (sampling.guidance_channels or 1) > self.shape[0]:
             raise UserError(f"guidance_channels {sampling.guidance_channels}: this network has {self.shape[0]}")
 
+    def check_labels(self, labels: RowNumbers) -> list[int]:
+        """Return labels as a list; raise a UserError unless each is a class of this network or the null label."""
+        if not self.num_classes:
+            raise UserError("labels: this network is unconditional; give None")
+        last = self.num_classes - 1 + self.null_label
+        return list_whole_numbers("labels", labels, last)
+
     def _check_guide(self, guide: DiffusionModel, sampling: Sampling) -> None:
         """Raise a UserError unless the guide makes images of the same shape, classes and noise path."""
         for name in ("shape", "num_classes", "path", "pixels"):
@@ -193,9 +203,9 @@ class DiffusionModel:
         if sampling.guidance_channels is not None:
             raise UserError("--guidance-channels is for guidance by the null label; leave it out with --guide")
 
-    def denoiser(self, sampling: Sampling, labels: Sequence[int] | None) -> Denoiser:
+    def denoiser(self, sampling: Sampling, labels: RowNumbers | None) -> Denoiser:
         """Return the denoiser to integrate, with the guidance of `sampling`, for a batch with these labels."""
-        y = None if labels is None else indices_on(self.device, labels)
+        y = None if labels is None else indices_on(self.device, self.check_labels(labels))
         clip = self.clips(sampling)
         if self.guide is not None and sampling.guidance != 1.0:
             denoiser = self._autoguide(self.guide, sampling, y)
@@ -237,23 +247,31 @@ class DiffusionModel:
         return replace(sampling, precision=precision)
 
 
+@check_types
 @torch.no_grad()
 def generate(
-    model: DiffusionModel, sampling: Sampling, indices: Sequence[int], labels: Sequence[int] | None, seed: int
+    model: DiffusionModel, sampling: Sampling, indices: RowNumbers, labels: RowNumbers | None, seed: int
 ) -> Tensor:
     """Return the images with these `indices` as a float32 batch (b, c, h, w) of about [-1, 1].
 
     Args:
         model: the network, in eval mode, with the weights to sample with.
         sampling: sampler, steps, guidance.
-        indices: indices of the images within the sequence of this seed.
+        indices: indices of the images within the sequence of this seed, from 0.
         labels: an int for each index, num_classes is the null label; None for an unconditional network.
-        seed: seed of the noise.
+        seed: seed of the noise, not negative.
 
     Raises:
-        UserError: the network does not support the options of `sampling`.
+        UserError: the network does not support the options of `sampling`, or indices, labels or the seed are not whole
+            numbers in their ranges.
     """
     model.check(sampling)
+    check_whole(0, 2**63 - 1, seed=seed)
+    indices = list_whole_numbers("indices", indices, ROWS - 1)
+    if labels is not None:
+        labels = model.check_labels(labels)
+        if len(labels) != len(indices):
+            raise UserError(f"labels: give one for each of the {len(indices)} indices, got {len(labels)}")
     if sampling.nfe is None and len(indices) > 1:
         return _generate_one_by_one(model, sampling, indices, labels, seed)
     rows = indices_on(model.device, indices)
@@ -280,11 +298,12 @@ def _generate_one_by_one(
     return torch.cat(images)
 
 
+@check_types
 def generate_uint8(
     model: DiffusionModel,
     sampling: Sampling,
-    indices: Sequence[int],
-    labels: Sequence[int] | None,
+    indices: RowNumbers,
+    labels: RowNumbers | None,
     seed: int,
     decode: Callable[[Tensor], Tensor],
 ) -> Tensor:

@@ -20,6 +20,7 @@ from uvit_decay.diffusion.denoiser import Denoiser, Noise, Trajectory, linspace,
 from uvit_decay.diffusion.noise_path import NoisePath, Times, expand
 from uvit_decay.diffusion.prediction import T_EPS
 from uvit_decay.runtime.errors import UserError, check_numbers
+from uvit_decay.runtime.typed import check_types
 
 Form = Literal["constant", "sbdm", "sigma", "linear", "decreasing", "increasing-decreasing"]
 LastStep = Literal["mean", "tweedie", "euler", "none"]
@@ -40,6 +41,7 @@ def short_number(number: float) -> str:
     return repr(float(number)).removesuffix(".0")
 
 
+@check_types
 @dataclass(frozen=True)
 class SDE:
     """SDE with the method that integrates it.

@@ -24,10 +24,12 @@ from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import at_home
 from uvit_decay.runtime.progress import track
 from uvit_decay.runtime.random import subset
+from uvit_decay.runtime.typed import check_types
 
 MOST_REFERENCE = 50_000  # training images in a reference, and images on which a small classifier is trained
 
 
+@check_types
 def open_reference(
     name: str, channels: int, image_size: int | None = None
 ) -> tuple[StatisticsFile | None, ImageSource | None]:

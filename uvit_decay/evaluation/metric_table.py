@@ -11,8 +11,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from uvit_decay.runtime.command_line import Advanced, Bounds
+from uvit_decay.runtime.command_line import Advanced, Bounds, check_bounds
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.typed import check_types
 
 if TYPE_CHECKING:
     import torch
@@ -251,6 +252,7 @@ def summary(values: Mapping[str, float], extractor: str) -> str:
     return ", ".join(parts)
 
 
+@check_types
 @dataclass(frozen=True)
 class MetricOptions:
     __doc__ = f"""Metrics.
@@ -266,6 +268,7 @@ class MetricOptions:
     allow_few: Annotated[bool, Advanced] = False
 
     def __post_init__(self) -> None:
+        check_bounds(type(self), vars(self))
         if not METRICS.keys() >= set(self.metrics or ()):
             known = ",".join(METRICS)
             raise UserError(f"--metrics takes some of {known}, got {','.join(self.metrics)!r}")

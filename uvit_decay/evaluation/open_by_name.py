@@ -10,6 +10,7 @@ from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import at_home
 from uvit_decay.runtime.instantiate import Spec, build
 from uvit_decay.runtime.program import find_config
+from uvit_decay.runtime.typed import check_types
 from uvit_decay.runtime.validation import as_type, read_yaml
 
 SMALL = 64  # pixels: pictures of this size or less fill their frame
@@ -21,6 +22,7 @@ FORMS = (
 )
 
 
+@check_types
 def open_images(name: str, channels: int, image_size: int | None = None) -> ImageSource:
     """Open the images that `name` refers to.
 
@@ -78,6 +80,7 @@ def open_test_images(name: str, channels: int) -> ImageSource | None:
     return DatasetImages(f"{data.name}-test", data.test, channels, data.class_names)
 
 
+@check_types
 def open_data(name: str, test: str | None, image_size: int, channels: int, clean: bool = False) -> ImageData:
     """Open training and test data: a name in SETS, a configuration, or images.
 

@@ -17,6 +17,7 @@ from uvit_decay.metrics.extractors import Extractor
 from uvit_decay.metrics.frechet import Statistics, check_statistics
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import replacing
+from uvit_decay.runtime.typed import check_types
 from uvit_decay.runtime.validation import as_type, parse
 
 MOST_FEATURES = 2**14  # limits of a file, checked before reading; `check` compares the exact number
@@ -24,6 +25,7 @@ MOST_BYTES = 2**24
 NAMES = {"features": ("mu", "sigma"), "spatial": ("mu_s", "sigma_s")}  # as in ADM's files
 
 
+@check_types
 def save_statistics(path: Path, statistics: dict[str, Statistics], metadata: dict[str, Any]) -> None:
     """Write an .npz: float64 `mu` (d,), `sigma` (d, d) of "features", `mu_s`, `sigma_s` of "spatial"; and `about`."""
     arrays: dict[str, np.ndarray] = {"about": np.array(json.dumps(metadata))}

@@ -25,6 +25,7 @@ from uvit_decay.hub.pipeline import DecayPipeline, code_of, write_files
 from uvit_decay.runtime.errors import UserError, escape_unprintable, explain
 from uvit_decay.runtime.files import check_writable, claim_paths, refilling
 from uvit_decay.runtime.tensor_files import load_tensors, save_tensors
+from uvit_decay.runtime.typed import check_types
 from uvit_decay.sampling_options import Weights
 
 TEMPLATE = Path(__file__).with_name("card.md.j2")
@@ -33,6 +34,7 @@ HUB_DATA = {"cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100"}  # our
 KINDS: dict[type, type[DecayedDenoiser]] = {UViTDenoiser.kind: UViTDenoiser, SiTDenoiser.kind: SiTDenoiser}
 
 
+@check_types
 def export_folder(
     source: Path, target: Path, weights: Weights | None = None, vae: str | None = None, license: str | None = None
 ) -> str:

@@ -14,14 +14,17 @@ from torch import Tensor, nn
 
 from uvit_decay.metrics.extractors import Extractor, Features
 from uvit_decay.metrics.resize import DINOV2_SIZE, RESIZE_DINOV2, DINOv2Protocol
+from uvit_decay.runtime.compilation import check_compile
 from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.precision import Precision, chosen_precision, computing
 from uvit_decay.runtime.tensor_files import digest, load_weights, mismatch
+from uvit_decay.runtime.typed import check_types
 
 LARGE = (1024, 24)  # width and depth of the network of all published numbers
 _AT_ONCE = 16  # images in a batch on a CPU
 
 
+@check_types
 class DINOv2(Extractor):
     """DINOv2's ViT-L/14 at 224x224: 1024 features, the class token after the final norm.
 
@@ -42,14 +45,15 @@ class DINOv2(Extractor):
 
     def __init__(
         self,
-        weights: str | None = None,
+        weights: str | Path | None = None,
         protocol: DINOv2Protocol = "dinov2-edm2",
         compile: bool | str = False,
         precision: Precision = "float32",
     ) -> None:
         if weights is not None and not Path(weights).is_file():
             raise UserError(f"the DINOv2 weights {weights} do not exist")
-        self.weights = weights
+        check_compile(compile)
+        self.weights = None if weights is None else str(weights)
         self.protocol = protocol
         self.compile = compile
         self.precision = precision

@@ -21,10 +21,12 @@ from torch import Tensor, nn
 
 from uvit_decay.image_io import to_float
 from uvit_decay.metrics import resize
+from uvit_decay.runtime.compilation import check_compile
 from uvit_decay.runtime.distributed import cpu_threads
 from uvit_decay.runtime.errors import UserError, check_whole
 from uvit_decay.runtime.precision import Precision, chosen_precision, computing
 from uvit_decay.runtime.random import generator
+from uvit_decay.runtime.typed import check_types
 
 if TYPE_CHECKING:
     from uvit_decay.metrics.inception_net import InceptionV3
@@ -108,6 +110,7 @@ class Extractor(ABC):
         raise UserError(f"{self.name} takes RGB or grey images, these have {channels} channels")
 
 
+@check_types
 class Inception(Extractor):
     """The TensorFlow Inception-v3 of 2015-12-05 in torch-fidelity's port: 2048 features after pool 3, 1008 logits.
 
@@ -127,7 +130,7 @@ class Inception(Extractor):
 
     def __init__(
         self,
-        weights: str | None = None,
+        weights: str | Path | None = None,
         protocol: resize.Protocol = "pytorch-fid",
         spatial: bool = False,
         compile: bool | str = False,
@@ -135,7 +138,8 @@ class Inception(Extractor):
     ) -> None:
         if weights is not None and not Path(weights).is_file():
             raise UserError(f"the Inception weights {weights} do not exist")
-        self.weights = weights
+        check_compile(compile)
+        self.weights = None if weights is None else str(weights)
         self.protocol = protocol
         self.spatial = spatial
         self.compile = compile
@@ -192,6 +196,7 @@ class Inception(Extractor):
 STEPS, PASSES = 300, 14  # of the small classifier; the digits have 300 steps by either rule
 
 
+@check_types
 class SmallClassifier(Extractor):
     """Small convolutional network, trained in seconds on the training set: 64 features, logits of the data's classes.
 

@@ -14,7 +14,8 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 from torchmetrics import Metric
 
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.errors import UserError, check_whole
+from uvit_decay.runtime.typed import check_types
 
 # Asymmetry relative to the largest covariance, and negative eigenvalues relative to tr S: rounding the numbers of S to
 # float32, as some files do, moves its eigenvalues by at most 6e-8 tr S.
@@ -31,6 +32,7 @@ class Statistics(NamedTuple):
     cov: Float64[Tensor, "d d"]
 
 
+@check_types
 def frechet_distance(a: Statistics, b: Statistics) -> float:
     """Return d^2 of two Gaussians with these statistics.
 
@@ -85,6 +87,7 @@ def _root(cov: Tensor) -> Tensor:
     return vectors[:, positive] * values[positive].sqrt()
 
 
+@check_types
 class Moments(Metric):
     """Streaming mean and covariance of batches of features, on one or more processes: update(features), then compute().
 
@@ -100,8 +103,7 @@ class Moments(Metric):
 
     def __init__(self, dim: int, sync: bool = True) -> None:
         super().__init__(sync_on_compute=sync)
-        if dim < 2:  # because torchmetrics drops the shape of tensors with one element
-            raise UserError(f"the Frechet distance needs features of at least 2 numbers, got {dim}")
+        check_whole(2, 2**31 - 1, dim=dim)  # torchmetrics drops the shape of tensors with one element
         self.add_state("n", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
         self.add_state("sum", torch.zeros(dim, dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("outer", torch.zeros(dim, dim, dtype=torch.float64), dist_reduce_fx="sum")

@@ -14,9 +14,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from uvit_decay.metrics.frechet import check_features
-from uvit_decay.runtime.errors import check_whole
+from uvit_decay.runtime.errors import MOST_SEED, check_whole
+from uvit_decay.runtime.typed import check_types
 
 
+@check_types
 def kernel_distance(
     real: Float[Tensor, "n d"],
     fake: Float[Tensor, "m _"],  # also d wide; checked below, with a UserError
@@ -41,6 +43,8 @@ def kernel_distance(
     """
     check_features("the kernel distance", real, fake)
     check_whole(2, min(len(real), len(fake)), subset_size=subset_size)
+    check_whole(1, subsets=subsets)
+    check_whole(0, MOST_SEED, seed=seed)
     stream = np.random.RandomState(seed)  # noqa: NPY002 - torch-fidelity uses the legacy generator
 
     def draw(x: Tensor) -> Tensor:

@@ -136,6 +136,8 @@ class DecayedNet(
     checkpointing: bool
     dim: int
     class_token = False  # whether token 0 is a class token
+    times_checked = False  # whether a call has compared the values of t with [0, 1], see `uvit_decay.nn.inputs`
+    labels_checked = False  # the same for labels
     shortcuts: decay.Shortcuts
     long_skips: LongSkips | None  # factors of the long skips, None where they are plain
     output_skip: OutputSkip | None  # from the input of a denoiser to its output, None for a plain one

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from uvit_decay.runtime.errors import UserError, check_choice
+from uvit_decay.runtime.errors import UserError
 
 Pixels = Literal["imagenet", "unit"]
 
@@ -145,7 +145,6 @@ class PixelScale:
     @classmethod
     def of(cls, pixels: Pixels, channels: int) -> PixelScale:
         """Return the scale called `pixels`: ImageNet's mean and standard deviation, or [-1, 1] for any channels."""
-        check_choice(Pixels, pixels=pixels)
         if pixels == "unit":
             return cls((0.5,) * channels, (0.5,) * channels)
         if channels != 3:

@@ -27,9 +27,11 @@ from uvit_decay.nn.arguments import collect_arguments
 from uvit_decay.nn.base import DataLayers
 from uvit_decay.nn.block import NormType, build_norm
 from uvit_decay.nn.embed import Pixels, patchify, unpatchify, without_autocast
+from uvit_decay.nn.inputs import check_images, check_noise
 from uvit_decay.nn.long_skips import MergeWeights, SkipGate, SkipPlan, SkipScale, scale_skip
 from uvit_decay.nn.vit import EPS, Encoder, positions
-from uvit_decay.runtime.errors import UserError, check_choice, check_numbers, check_whole
+from uvit_decay.runtime.errors import UserError, check_numbers, check_whole
+from uvit_decay.runtime.typed import check_types
 
 Wiring = Literal["official", "decayed"]
 DecoderInput = Literal["latent", "positions"]
@@ -82,6 +84,7 @@ class SkipLayer(nn.Module):
         return y + self.fc(both)
 
 
+@check_types
 class MAE(Encoder, pipeline_tag="image-feature-extraction"):
     """Masked autoencoder net(x, noise) -> (prediction, mask) for images (b, c, h, w) of about [-1, 1].
 
@@ -199,8 +202,10 @@ class MAE(Encoder, pipeline_tag="image-feature-extraction"):
                 encoder), see `HasIntermediates`.
 
         Raises:
-            UserError: the ratio leaves no visible or no removed patch.
+            UserError: the ratio leaves no visible or no removed patch, or images or noise have another shape or dtype.
         """
+        check_images(self, x, self.patch_embed.proj.weight)
+        check_noise(self, noise, x, self.patch_embed.tokens)
         masking = self.masking(noise, mask_ratio)
         states = self._encode(x, masking.visible)
         y = self._decoder_tokens(states[-1], masking.restore)
@@ -302,7 +307,6 @@ def _moments(patches: Float[Tensor, "b n k"]) -> tuple[Float[Tensor, "b n 1"], F
 
 def _options_of_wiring(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the wiring's values for the options that are None in `config`."""
-    check_choice(Wiring, wiring=config["wiring"])
     if config["wiring"] == "decayed":
         usual = {"skips": True, "decoder_input": "positions", "norm": False, "zero_init": True}
     else:
@@ -314,9 +318,8 @@ def _check_decoder(config: Mapping[str, Any]) -> None:
     """Raise a UserError if sizes of the decoder are out of range, or if options contradict each other."""
     check_whole(1, 2**16, decoder_dim=config["decoder_dim"], decoder_heads=config["decoder_heads"])
     check_whole(1, 1000, decoder_depth=config["decoder_depth"])
-    if config["norm_pix"] and config["patch_size"] ** 2 * config["channels"] == 1:
+    if config["norm_pix"] and config["patch_size"] == config["channels"] == 1:
         raise UserError("norm_pix: patches of a single value have no variance; set norm_pix to false")
-    check_choice(DecoderInput, decoder_input=config["decoder_input"])
     if config["decoder_input"] == "positions" and not config["skips"]:
         raise UserError(
             "decoder_input positions: without skips the decoder cannot see the image; "

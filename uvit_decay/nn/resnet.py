@@ -26,9 +26,11 @@ from uvit_decay import decay
 from uvit_decay.nn.arguments import collect_arguments
 from uvit_decay.nn.base import DecayedNet
 from uvit_decay.nn.embed import Pixels, PixelScale, without_autocast
+from uvit_decay.nn.inputs import check_images_of_resnet
 from uvit_decay.nn.intermediates import Layer
 from uvit_decay.nn.recorded import storage_rounding
-from uvit_decay.runtime.errors import UserError, check_choice, check_whole
+from uvit_decay.runtime.errors import UserError, check_whole
+from uvit_decay.runtime.typed import check_types
 
 Stem = Literal["imagenet", "cifar"]
 
@@ -71,6 +73,7 @@ class ScaledLinear(nn.Linear):
         return linear(self.factor * x, self.weight, self.bias)
 
 
+@check_types
 class ResNet(DecayedNet, pipeline_tag="image-classification"):
     """ResNet net(x) -> (b, num_classes) logits of images (b, c, h, w) of about [-1, 1].
 
@@ -118,7 +121,6 @@ class ResNet(DecayedNet, pipeline_tag="image-classification"):
         self.dim = 8 * width
         self.scale = PixelScale.of(pixels, channels)
 
-        check_choice(Stem, stem=stem)
         if stem == "cifar":
             self.conv1 = nn.Conv2d(channels, width, 3, padding=1, bias=False)
             self.maxpool = nn.Identity()
@@ -186,7 +188,12 @@ class ResNet(DecayedNet, pipeline_tag="image-classification"):
             return self.fc(features.to(self.fc.weight.dtype))
 
     def pooled(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d"]:
-        """Return the input of the classifier: the mean over positions after the last block."""
+        """Return the input of the classifier: the mean over positions after the last block.
+
+        Raises:
+            UserError: images of another shape or dtype.
+        """
+        check_images_of_resnet(self, x, self.conv1.weight)
         x = self.scale.normalise(x).contiguous(memory_format=torch.channels_last)  # faster, especially in bfloat16
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         for k, block in enumerate(self.blocks()):

@@ -29,10 +29,12 @@ from uvit_decay.nn.arguments import check_sizes, collect_arguments
 from uvit_decay.nn.base import DataLayers, DecayedNet
 from uvit_decay.nn.block import AdaLNBlock, AdaLNHead, NormType, SkipMerge, Tokens, init_linears
 from uvit_decay.nn.embed import LabelEmbedder, PatchEmbed, TimestepEmbedder, sincos_positions, unpatchify
+from uvit_decay.nn.inputs import check_inputs
 from uvit_decay.nn.intermediates import block_layers, last_and_kept
 from uvit_decay.nn.long_skips import SkipScale, plan_mirrored_skips
 from uvit_decay.nn.output_skip import OutputSkipKind, build_output_skip
-from uvit_decay.runtime.errors import UserError, check_choice
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.typed import check_types
 
 Wiring = Literal["official", "decayed"]
 Time = Literal["sit", "dit"]
@@ -40,6 +42,7 @@ LEVELS = 1000  # noise levels of DiT
 ROUNDING = 1e-3  # tolerance of LEVELS t, since float32 does not represent n / LEVELS exactly
 
 
+@check_types
 class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
     """SiT denoiser net(x, t, y) -> (b, c, h, w): images of about [-1, 1], times (b,) in [0, 1], labels (b,) int64.
 
@@ -113,7 +116,6 @@ class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         self.config: dict[str, Any] = collect_arguments(locals())
         check_sizes(self.config)
         _check_wiring(wiring, skip, skip_zero_init, depth)
-        check_choice(Time, time=time)
         if learned_variance and not learn_sigma:
             raise UserError("learned_variance is the second half of a doubled head; set learn_sigma to true")
         self.image_size = image_size
@@ -188,7 +190,12 @@ class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         y: Int[Tensor, " b"] | None = None,
         layers: tuple[int, ...] = (),
     ) -> Float[Tensor, "b k h w"] | tuple[Float[Tensor, "b k h w"], tuple[Tokens, ...]]:
-        """Return the prediction; with `layers` also the token states of these layers, see `HasIntermediates`."""
+        """Return the prediction; with `layers` also the token states of these layers, see `HasIntermediates`.
+
+        Raises:
+            UserError: an argument of another shape or dtype; at the first call also times or labels out of range.
+        """
+        check_inputs(self, x, t, y, self.x_embedder.proj.weight)
         time = self.embed_time(t)
         c = self._condition(time, y)
         tokens, states = last_and_kept(self._states(x, c, time), layers)
@@ -204,6 +211,7 @@ class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         self, x: Float[Tensor, "b c h w"], t: Float[Tensor, " b"], y: Int[Tensor, " b"] | None = None
     ) -> Iterator[Tokens]:
         """Yield the token states after the embeddings and after every block (`layers`); y = None is the null label."""
+        check_inputs(self, x, t, y, self.x_embedder.proj.weight)
         time = self.embed_time(t)
         return self._states(x, self._condition(time, y), time)
 
@@ -235,9 +243,7 @@ def _level(t: Float[Tensor, " b"]) -> Float[Tensor, " b"]:
 
 
 def _check_wiring(wiring: str, skip: str, skip_zero_init: bool, depth: int) -> None:
-    """Raise a UserError for an unknown wiring or skip, or if depth or options of skips do not fit the wiring."""
-    check_choice(Wiring, wiring=wiring)
-    check_choice(SkipMerge, skip=skip)
+    """Raise a UserError if depth or options of skips do not fit the wiring."""
     if wiring == "decayed" and depth % 2:
         raise UserError(f"depth must be even, because encoder and decoder blocks come in pairs, got {depth}")
     if wiring == "official" and (skip != "add" or skip_zero_init):

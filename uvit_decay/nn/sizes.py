@@ -10,6 +10,7 @@ from uvit_decay.nn.sit import SiT
 from uvit_decay.nn.uvit import UViT
 from uvit_decay.nn.vit import ViT
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.typed import check_types
 
 UVIT_SIZES: dict[str, dict[str, Any]] = {  # the U-ViT paper's Table 1; depth + 1 blocks
     "uvit-s": dict(dim=512, depth=12, heads=8, conv=True),
@@ -51,6 +52,7 @@ FAMILIES = (
 )
 
 
+@check_types
 def create_model(name: str, alpha_min: float = 1.0, **options: Any) -> UViT | SiT | ViT | MAE:
     """Return a network with one of the papers' sizes, in training mode, with random weights.
 

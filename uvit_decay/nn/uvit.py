@@ -23,12 +23,15 @@ from uvit_decay.nn.arguments import check_sizes, collect_arguments
 from uvit_decay.nn.base import DataLayers, DecayedNet
 from uvit_decay.nn.block import Block, NormType, Tokens, build_norm, init_linears
 from uvit_decay.nn.embed import PatchEmbed, timestep_embedding, unpatchify, without_autocast
+from uvit_decay.nn.inputs import check_inputs
 from uvit_decay.nn.intermediates import block_layers, last_and_kept
 from uvit_decay.nn.long_skips import SkipScale, plan_mirrored_skips
 from uvit_decay.nn.output_skip import OutputSkipKind, build_output_skip
-from uvit_decay.runtime.errors import UserError, check_choice
+from uvit_decay.runtime.errors import UserError, check_numbers
+from uvit_decay.runtime.typed import check_types
 
 
+@check_types
 class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
     """U-ViT denoiser net(x, t, y) -> (b, c, h, w): images of about [-1, 1], times (b,) in [0, 1], labels (b,) int64.
 
@@ -98,7 +101,7 @@ class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         super().__init__()
         self.config: dict[str, Any] = collect_arguments(locals())
         check_sizes(self.config)
-        check_choice(_INITS, init=init)
+        check_numbers("(0, 1000000]", time_scale=time_scale)
         if depth % 2:
             raise UserError(f"depth must be even, because input and output blocks come in pairs, got {depth}")
         self.image_size = image_size
@@ -154,7 +157,12 @@ class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         y: Int[Tensor, " b"] | None = None,
         layers: tuple[int, ...] = (),
     ) -> Float[Tensor, "b c h w"] | tuple[Float[Tensor, "b c h w"], tuple[Tokens, ...]]:
-        """Return the prediction; with `layers` also the token states of these layers, see `HasIntermediates`."""
+        """Return the prediction; with `layers` also the token states of these layers, see `HasIntermediates`.
+
+        Raises:
+            UserError: an argument of another shape or dtype; at the first call also times or labels out of range.
+        """
+        check_inputs(self, x, t, y, self.patch_embed.proj.weight)
         time = self.embed_time(t)
         tokens, states = last_and_kept(self._states(x, time, y), layers)
         with without_autocast(tokens):
@@ -168,6 +176,7 @@ class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         self, x: Float[Tensor, "b c h w"], t: Float[Tensor, " b"], y: Int[Tensor, " b"] | None = None
     ) -> Iterator[Tokens]:
         """Yield the token states after the embeddings and after every block (`layers`); y = None is the null label."""
+        check_inputs(self, x, t, y, self.patch_embed.proj.weight)
         return self._states(x, self.embed_time(t), y)
 
     def _states(self, x: Tensor, time: Float[Tensor, "b d"], y: Tensor | None) -> Iterator[Tokens]:

@@ -22,8 +22,10 @@ from uvit_decay.nn.arguments import check_sizes, collect_arguments
 from uvit_decay.nn.base import DecayedNet
 from uvit_decay.nn.block import Block, NormType, Tokens, build_norm, init_linears
 from uvit_decay.nn.embed import PatchEmbed, Pixels, PixelScale, sincos_positions, without_autocast
+from uvit_decay.nn.inputs import check_images
 from uvit_decay.nn.intermediates import block_layers
-from uvit_decay.runtime.errors import UserError, check_choice
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.typed import check_types
 
 HeadPool = Literal["cls", "mean"]
 EPS = 1e-6  # of all norms
@@ -89,12 +91,18 @@ class Encoder(DecayedNet):
         return self.run_blocks(self.embed(x), [*self.blocks], 0)
 
     def embed(self, x: Float[Tensor, "b c h w"]) -> Tokens:
-        """Return the embedded tokens [class, patches] with their positions."""
+        """Return the embedded tokens [class, patches] with their positions.
+
+        Raises:
+            UserError: images of another shape or dtype.
+        """
+        check_images(self, x, self.patch_embed.proj.weight)
         patches = self.patch_embed(self.scale.normalise(x)) + self.pos_embed[:, 1:]
         class_token = self.cls_token + self.pos_embed[:, :1]
         return torch.cat([class_token.expand(len(x), -1, -1), patches], dim=1)
 
 
+@check_types
 class ViT(Encoder, pipeline_tag="image-feature-extraction"):
     """Vision transformer net(x) -> (b, num_classes) logits of images (b, c, h, w) of about [-1, 1].
 
@@ -148,7 +156,6 @@ class ViT(Encoder, pipeline_tag="image-feature-extraction"):
         norm_type: NormType = "layer",
     ) -> None:
         config = collect_arguments(locals())
-        check_choice(HeadPool, pool=pool)
         super().__init__(config)
         self.num_classes = num_classes
         self.pool = pool

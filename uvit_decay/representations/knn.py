@@ -22,6 +22,7 @@ from torch.nn.functional import normalize
 
 from uvit_decay.nn.embed import without_autocast
 from uvit_decay.representations.logistic import HELD_OUT, shuffled
+from uvit_decay.runtime.typed import check_types
 
 SIMILARITIES = 2**24  # entries of a chunk of the similarity matrix: 64 MiB
 CHUNK = 4096  # training samples at a time at most
@@ -29,6 +30,7 @@ PCS = (0, 1, 2, 4, 8, 16, 32)  # candidates for the number of removed principal 
 QUERIES = 500  # held-out training samples at most on which their number is chosen
 
 
+@check_types
 def knn_accuracy(
     train: Float[Tensor, "m n d"],
     train_labels: Int64[Tensor, " n"],

@@ -24,6 +24,7 @@ from uvit_decay.representations.options import TIMM
 from uvit_decay.runtime.errors import UserError, check_whole, explain
 from uvit_decay.runtime.files import at_home
 from uvit_decay.runtime.tensor_files import check_weights, mismatch
+from uvit_decay.runtime.typed import check_types
 from uvit_decay.runtime.validation import as_type
 from uvit_decay.sampling_options import LoadingOptions
 
@@ -66,6 +67,7 @@ class ProbedNetwork:
         return self.path is None
 
 
+@check_types
 def open_network(ckpt: Path, loading: LoadingOptions, size: int | None = None) -> ProbedNetwork:
     """Load a checkpoint, timm's vision transformer timm:NAME or timm:NAME=FILE, or raw pixels, pixels:32x32x3.
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from uvit_decay.runtime.command_line import Bounds, check_bounds
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.errors import UserError, check_numbers
+from uvit_decay.runtime.typed import check_types
 from uvit_decay.sampling_options import LARGEST_GRID, Count, LoadingOptions, Seed
 
 TIMES = (0.01, 0.03, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
@@ -59,6 +60,7 @@ class ProtocolOptions:
         return name
 
 
+@check_types
 @dataclass(frozen=True, kw_only=True)
 class Probing(ProtocolOptions):
     """Probes of features.
@@ -169,6 +171,7 @@ class Alignment:
         return name
 
 
+@check_types
 @dataclass(frozen=True, kw_only=True)
 class Classification(ProtocolOptions):
     """Protocols.
@@ -197,6 +200,8 @@ class Classification(ProtocolOptions):
     def __post_init__(self) -> None:
         if not self.temperature > 0:
             raise UserError(f"--temperature must be positive, got {self.temperature:g}")
+        if self.time is not None:
+            check_numbers("(0, 1)", **{"--time": self.time})
         super().__post_init__()
 
 

@@ -9,9 +9,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from uvit_decay.runtime.typed import check_types
+
 Centre = Literal["sample", "feature"]
 
 
+@check_types
 def spectrum_entropy(features: Float[Tensor, "n d"], centre: Centre = "sample") -> float:
     """Return rho = -sum_i p_i log p_i, p_i = sigma_i / sum_j sigma_j, in nats: what the paper calls effective rank.
 
@@ -36,6 +39,7 @@ def spectrum_entropy(features: Float[Tensor, "n d"], centre: Centre = "sample") 
     return float(rho)
 
 
+@check_types
 def effective_rank_exp(features: Float[Tensor, "n d"], centre: Centre = "feature") -> float:
     """Return exp(rho), in [1, min(n, d)]: the effective rank of the covariance between samples.
 
@@ -48,6 +52,7 @@ def effective_rank_exp(features: Float[Tensor, "n d"], centre: Centre = "feature
     return math.exp(spectrum_entropy(features, centre))
 
 
+@check_types
 def mean_share(features: Float[Tensor, "layers n d"]) -> Float[Tensor, " layers"]:
     """Return |mean of f|^2 / mean of |f|^2 over n samples, in float64: 1 for features that are all the same.
 

@@ -21,6 +21,7 @@ from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.precision import Precision
 from uvit_decay.runtime.random import subset
+from uvit_decay.runtime.typed import check_types
 from uvit_decay.sampling_options import LoadingOptions
 
 if TYPE_CHECKING:  # data are Lightning's
@@ -204,6 +205,7 @@ class Neighbourhood:
         return estimate / (n * (n - 3))
 
 
+@check_types
 def cknna(a: Neighbourhood, b: Neighbourhood) -> Float64[Tensor, ""]:
     """Return CKNNA of two features of the same images: about 1 for equal features, about 0 for independent ones.
 

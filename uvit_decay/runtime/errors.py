@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from numbers import Real
 from pathlib import Path
 from typing import Any, get_args
 
@@ -86,7 +87,13 @@ def check_whole(least: int, most: int = 2**31 - 1, **numbers: int | None) -> Non
     """Raise a UserError that names the first of `numbers` that is not an int from `least` to `most`."""
     for name, number in numbers.items():
         if type(number) is not int or not least <= number <= most:
-            raise UserError(f"{name} must be at least {least} and at most {most}, got {number}")
+            raise UserError(f"{name} must be a whole number from {least} to {most}, got {_shorten(number)}")
+
+
+def _shorten(number: object) -> str:
+    """Return a number as text; Python refuses to print ints of more than 4,300 digits."""
+    is_long = isinstance(number, int) and abs(number) >= 10**30
+    return "a number of more than 30 digits" if is_long else str(number)
 
 
 def check_numbers(interval: str, **numbers: float) -> None:
@@ -98,8 +105,9 @@ def check_numbers(interval: str, **numbers: float) -> None:
     if interval[-1] == ")":
         open_ends.append(high)
     for name, number in numbers.items():
-        if number is None or not (low <= number <= high and number not in open_ends):
-            raise UserError(f"{name} must lie in {interval}, got {number}")
+        is_number = isinstance(number, Real) and not isinstance(number, bool)
+        if not (is_number and low <= number <= high and number not in open_ends):
+            raise UserError(f"{name} must lie in {interval}, got {_shorten(number)}")
 
 
 def check_choice(known: Any, **values: object) -> None:

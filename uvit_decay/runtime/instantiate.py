@@ -46,6 +46,24 @@ class Spec:
         return self.class_path.startswith(f"{package}.")
 
 
+def check_arguments(spec: Spec, home: str, where: Path | str) -> dict[str, Any]:
+    """Return the constructor arguments of an object; raise a UserError unless they have the annotated types.
+
+    Args:
+        spec: class path and arguments; the arguments of a class from elsewhere are returned as they are.
+        home: package of the classes whose arguments are checked.
+        where: name of the file in errors.
+    """
+    checked = dict(spec.init_args)
+    if not spec.is_from(home):
+        return checked
+    hints = get_type_hints(pkgutil.resolve_name(spec.class_path).__init__)
+    for key, value in spec.init_args.items():
+        if key in hints:
+            checked[key] = as_type(hints[key], value, f"{where}: {spec.class_path}: {key}")
+    return checked
+
+
 def build(spec: Spec, base: type, home: str, trusted: Sequence[str] = (), where: Path | str = "the checkpoint") -> Any:
     """Build the object that a checkpoint or a configuration describes.
 
@@ -67,13 +85,7 @@ def build(spec: Spec, base: type, home: str, trusted: Sequence[str] = (), where:
         kind = getattr(importlib.import_module(module), attribute)
     if not (isinstance(kind, type) and issubclass(kind, base)):
         raise UserError(f"{where} names {name}, which is not a {base.__name__}")
-    hints: dict[str, Any] = {}
-    if spec.is_from(home):
-        hints = get_type_hints(kind.__init__)
-    checked = dict(spec.init_args)
-    for key, value in spec.init_args.items():
-        if key in hints:
-            checked[key] = as_type(hints[key], value, f"{where}: {name}: {key}")
+    checked = check_arguments(spec, home, where)
     # Any error is possible: of another version's arguments, or of a constructor that does not check these.
     with explain(f"{where} describes a {name} that cannot be built", Exception):
         return kind(**checked)

@@ -23,7 +23,10 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from uvit_decay.runtime.errors import UserError, check_whole
+
 ROWS, ROW = 2**40, 2**24  # rows of a key, and numbers of a row
+RowNumbers = Sequence[int] | Tensor | np.ndarray  # numbers of rows, or labels
 
 
 def _to_signed(word: int) -> int:
@@ -63,6 +66,16 @@ def subset(items: Sized, limit: int, name: str) -> list[int]:
 def indices_on(device: torch.device | str, indices: Sequence[int]) -> Int64[Tensor, " n"]:
     """Return `indices` as a tensor (n,) on a device, without waiting for what the device still computes."""
     return torch.tensor(indices, dtype=torch.int64).to(device, non_blocking=True)
+
+
+def list_whole_numbers(name: str, numbers: RowNumbers, most: int) -> list[int]:
+    """Return numbers as a list; raise a UserError that names the first that is not an int from 0 to `most`."""
+    listed = numbers.tolist() if isinstance(numbers, Tensor | np.ndarray) else list(numbers)
+    if not isinstance(listed, list):  # of an array without dimensions
+        raise UserError(f"{name} must be a sequence of whole numbers, got {listed}")
+    for i, number in enumerate(listed):
+        check_whole(0, most, **{f"{name}[{i}]": number})
+    return listed
 
 
 def _shift_right(z: Tensor, bits: int) -> Tensor:

@@ -20,12 +20,14 @@ from uvit_decay.data.batches import Batch
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.nn.intermediates import HasIntermediates, layer_indices
 from uvit_decay.runtime.errors import UserError, check_numbers
+from uvit_decay.runtime.typed import check_types
 from uvit_decay.tasks.loader_data import LoaderData
 
 PREFIX = "train/aux/"  # of names in logs
 LAYERS = "layers"  # argument of a network's forward, with which it also returns states
 
 
+@check_types
 class AuxiliaryLoss(nn.Module, ABC):
     """Abstract base class of auxiliary losses; a subclass defines `forward`.
 

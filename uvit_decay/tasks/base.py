@@ -43,7 +43,8 @@ from uvit_decay.data.datamodule import ImageData
 from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.nn.base import check_attributes
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.compilation import check_compile
+from uvit_decay.runtime.errors import UserError, check_whole
 from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.runtime.precision import check_training_precision
 from uvit_decay.sampling_options import Weights
@@ -93,7 +94,7 @@ class Task(LightningModule):
 
     path: NoisePath | None = None  # noise path of a denoiser
     sampling: Sampling | None = None  # default sampling of a denoiser
-    init_from: str | None = None  # file whose weights `load_initial` reads
+    init_from: str | Path | None = None  # file whose weights `load_initial` reads
 
     def __init__(
         self,
@@ -105,6 +106,7 @@ class Task(LightningModule):
     ) -> None:
         super().__init__()
         check_attributes(net, f"net is a {type(net).__name__}")
+        check_whole(0, 2**63 - 1, seed=seed)
         self.net = net
         self.optim = optim
         self.seed = seed
@@ -113,10 +115,7 @@ class Task(LightningModule):
         self.settings: Settings = {}  # all flags of the run, if the program sets them; compared on resumption
         self.allowed: Sequence[str] = ()  # settings that may differ from the checkpoint, --resume.allow
         self.start: tuple[str, int] | None = None  # the checkpoint and its step, if the program sets them
-        if not isinstance(compile, bool) and compile != AUTO:  # listing the backends imports them, for seconds
-            backends = (AUTO, *torch.compiler.list_backends(exclude_tags=()))
-            if compile not in backends:
-                raise UserError(f"compile takes true, false or one of {', '.join(backends)}; got {compile!r}")
+        check_compile(compile, AUTO)
         self._backend = "inductor" if compile is True else compile
         self._guard = LossGuard()
         self._losses: list[dict[str, Tensor]] = []  # by name in logs, since the last optimizer step
@@ -205,7 +204,7 @@ class Task(LightningModule):
         return self._observed
 
     def setup(self, stage: str) -> None:
-        """Raise a UserError if the data do not fit the network; load the weights from which a new run starts."""
+        """Raise a UserError if data or card do not fit the network; load the weights from which a new run starts."""
         data = self.data
         check_training_precision(self.trainer.precision)
         if isinstance(data, ImageData):
@@ -214,6 +213,8 @@ class Task(LightningModule):
             raise UserError(f"{self.optim.optimizer} needs whole matrices: set --trainer.strategy ddp, not fsdp")
         if stage != "fit":
             return
+        # A card that could not be read back is refused now, not at the first checkpoint.
+        ModelCard(**self.function_spec(), sampling=self.sampling, class_names=(), data=data.name, step=0).to_dict()
         if len(self.auxiliary):
             self.auxiliary.prepare(data, data.batch_size // (self.trainer.world_size * data.micro_batches))
         if isinstance(data, ImageData) and data.test is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,11 +16,13 @@ from uvit_decay.data.batches import Batch
 from uvit_decay.nn.vit import ViT
 from uvit_decay.runtime.errors import UserError, check_numbers
 from uvit_decay.runtime.random import generator, uniform
+from uvit_decay.runtime.typed import check_types
 from uvit_decay.tasks.base import AUTO, Optimization, Task
 from uvit_decay.tasks.init_from import Classifier, head_module
 from uvit_decay.tasks.loader_data import LoaderData
 
 
+@check_types
 class ClassifyTask(Task):
     """Training of a classifier net(x) -> logits by cross-entropy.
 
@@ -55,7 +58,7 @@ class ClassifyTask(Task):
         self,
         net: nn.Module,
         frozen: bool = False,
-        init_from: str | None = None,
+        init_from: str | Path | None = None,
         drop_path: float = 0.0,
         mixup: float = 0.0,
         cutmix: float = 0.0,

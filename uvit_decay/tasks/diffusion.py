@@ -29,11 +29,13 @@ from uvit_decay.nn.vit import Encoder
 from uvit_decay.runtime.errors import UserError, check_numbers
 from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.runtime.random import normal, uniform
+from uvit_decay.runtime.typed import check_types
 from uvit_decay.sampling_options import Weights
 from uvit_decay.tasks.auxiliary import AuxiliaryLoss
 from uvit_decay.tasks.base import AUTO, Optimization, Task
 
 
+@check_types
 class DiffusionTask(Task):
     """Training of any network net(x, t, y) as a denoiser.
 
@@ -66,7 +68,7 @@ class DiffusionTask(Task):
         optim: Optimization = Optimization(),  # noqa: B008  frozen
         compile: bool | str = AUTO,
         seed: int = 0,
-        init_from: str | None = None,
+        init_from: str | Path | None = None,
         auxiliary: list[AuxiliaryLoss] | None = None,
     ) -> None:
         super().__init__(net, optim, compile, seed, auxiliary)
@@ -85,8 +87,6 @@ class DiffusionTask(Task):
             raise UserError(
                 f"guidance {sampling.guidance:g} needs label_dropout above 0: the null label is never trained"
             )
-        if not isinstance(path, NoisePath):
-            raise UserError(f"path must be one of uvit_decay.diffusion.noise_path, got {path}")
         check_loss(prediction, weighting)
         self.path = path
         self.prediction = prediction

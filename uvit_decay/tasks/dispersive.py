@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from uvit_decay.data.batches import Batch
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.nn.intermediates import layer_indices
-from uvit_decay.runtime.errors import UserError, check_choice, check_numbers
+from uvit_decay.runtime.errors import UserError, check_numbers
+from uvit_decay.runtime.typed import check_types
 from uvit_decay.tasks.auxiliary import AuxiliaryLoss
 from uvit_decay.tasks.loader_data import LoaderData
 
@@ -23,6 +24,7 @@ VERSIONS = {"jax": (0.5, 0.5), "pytorch": (0.25, 1.0)}
 SPENT = 0.02  # share of the gradient below which the loss is announced as spent
 
 
+@check_types
 class DispersiveLoss(AuxiliaryLoss):
     """Contrastive loss without positive pairs, on the state after one block (InfoNCE form of the paper).
 
@@ -58,8 +60,6 @@ class DispersiveLoss(AuxiliaryLoss):
         weight: float | None = None,
         length: Length = "kept",
     ) -> None:
-        check_choice(Version, version=version)
-        check_choice(Length, length=length)
         default_weight, default_tau = VERSIONS[version]
         super().__init__(None, default_weight if weight is None else weight)
         self.version = version

@@ -10,6 +10,7 @@ from torch.nn.functional import normalize
 from uvit_decay.data.batches import Batch
 from uvit_decay.nn.intermediates import layer_indices
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.typed import check_types
 from uvit_decay.tasks.auxiliary import AuxiliaryLoss
 
 # Number of blocks -> student and reference block of the paper, counted from 1.
@@ -28,6 +29,7 @@ def default_pair(depth: int) -> tuple[int, int]:
     return round(depth / 3), round(2 * depth / 3)
 
 
+@check_types
 class LayerSync(AuxiliaryLoss):
     """Negative cosine between the tokens of an early block and the tokens of a later block, which gets no gradient.
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from torch import Tensor
 
 from uvit_decay.data.batches import Batch
 from uvit_decay.nn.mae import MAE, visible_patches
 from uvit_decay.runtime.random import uniform
+from uvit_decay.runtime.typed import check_types
 from uvit_decay.tasks.auxiliary import AuxiliaryLoss
 from uvit_decay.tasks.base import AUTO, Optimization, Task
 
 
+@check_types
 class MAETask(Task):
     """Pre-training of a masked autoencoder: the mean squared error of the patches that it does not see.
 
@@ -39,7 +43,7 @@ class MAETask(Task):
         optim: Optimization = Optimization(),  # noqa: B008  frozen
         compile: bool | str = AUTO,
         seed: int = 0,
-        init_from: str | None = None,
+        init_from: str | Path | None = None,
         auxiliary: list[AuxiliaryLoss] | None = None,
     ) -> None:
         super().__init__(net, optim, compile, seed, auxiliary)

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from uvit_decay.nn.base import Residual
-from uvit_decay.runtime.errors import UserError, check_choice, check_numbers, check_whole
+from uvit_decay.runtime.errors import UserError, check_numbers, check_whole
 from uvit_decay.runtime.optimizers import MUON
+from uvit_decay.runtime.typed import check_types
 from uvit_decay.tasks.optimizer_table import ARGUMENTS, FLAG, OPTIMIZERS, build_class, build_class_state, build_state
 from uvit_decay.tasks.rate_over_gain import RateFactors, RowSteps, rate_factors
 
@@ -46,6 +47,7 @@ class GroupKey:
     hidden: bool  # a matrix of a block, which Muon updates
 
 
+@check_types
 @dataclass(frozen=True)
 class Optimization:
     """Optimizer and learning-rate schedule.
@@ -108,8 +110,6 @@ class Optimization:
         check_numbers("[0, 1)", **{"the first of betas": first, "the second of betas": second})
         check_numbers("(0, 1)", momentum=self.momentum)
         check_numbers("(0, 1]", layer_decay=self.layer_decay)
-        check_choice(DecayOn, decay_on=self.decay_on)
-        check_choice(Annealing, schedule=self.schedule)
         self._check_cooldown()
         self._check_optimizer()
 

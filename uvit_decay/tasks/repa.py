@@ -19,7 +19,8 @@ from uvit_decay.nn.intermediates import layer_indices
 from uvit_decay.nn.mae import MAE
 from uvit_decay.representations.features import final_norm
 from uvit_decay.representations.networks import ProbedNetwork, fit_pictures, open_network
-from uvit_decay.runtime.errors import UserError, check_choice, check_numbers, check_whole
+from uvit_decay.runtime.errors import UserError, check_numbers, check_whole
+from uvit_decay.runtime.typed import check_types
 from uvit_decay.sampling_options import LoadingOptions
 from uvit_decay.tasks.auxiliary import AuxiliaryLoss
 from uvit_decay.tasks.loader_data import LoaderData
@@ -49,6 +50,7 @@ def open_teacher(name: str, trust: Sequence[str] = ()) -> ProbedNetwork:
     return found
 
 
+@check_types
 class REPA(AuxiliaryLoss):
     """Negative cosine between projected patch tokens of one block and the patch tokens of a frozen encoder.
 
@@ -99,7 +101,6 @@ class REPA(AuxiliaryLoss):
         trust: list[str] | None = None,
         zscore: float | None = None,
     ) -> None:
-        check_choice(ProjectorKind, projector=projector)
         check_whole(1, hidden=hidden)
         if zscore is not None:
             check_numbers("[0, 1]", zscore=zscore)

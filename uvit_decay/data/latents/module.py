@@ -14,8 +14,10 @@ from uvit_decay.data.latents.shards import LatentSet
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import at_home
 from uvit_decay.runtime.random import normal
+from uvit_decay.runtime.typed import check_types
 
 
+@check_types
 class Latents(ImageData):
     """Latents from `uvit-decay encode`; every batch gets new samples of the posterior.
 
@@ -34,9 +36,9 @@ class Latents(ImageData):
 
     def __init__(
         self,
-        path: str,
-        test_path: str | None = None,
-        classes: str | None = None,
+        path: str | Path,
+        test_path: str | Path | None = None,
+        classes: str | Path | None = None,
         batch_size: int = 1024,
         device_batch_size: int | None = None,
         flip: bool = True,
@@ -47,7 +49,7 @@ class Latents(ImageData):
         super().__init__(0, 0, batch_size, flip, seed, num_workers, device_batch_size)  # `load` sets the sizes
         self.path = at_home(path)
         self.test_path = test_path
-        self.classes = classes
+        self.classes = None if classes is None else str(classes)
         self.verify = verify
 
     @property
