@@ -123,7 +123,7 @@ def plain(metric):
     [
         (lambda: Moments(DIM).compute(), ("Frechet", "images", 0)),
         (lambda: moments(REAL[:1]), ("Frechet", "images", 1)),
-        (lambda: Moments(1), ("Frechet", "numbers", 1)),
+        (lambda: Moments(1), ("dim", 1)),
     ],
 )
 def test_features_that_are_too_few_are_a_user_error(measure, reason):

@@ -35,7 +35,7 @@ def images(size=40, count=2):
 def test_official_weights_load_and_give_the_same_logits(training):
     theirs = resnet18().train(training)
     theirs.load_state_dict(official().state_dict())
-    net = ResNet(num_classes=1000).train(training)
+    net = ResNet(image_size=40, num_classes=1000).train(training)
     net.load_state_dict(theirs.state_dict())
     x = images()
     ours = net(x)
@@ -51,7 +51,7 @@ def test_official_weights_load_and_give_the_same_logits(training):
 )
 def test_a_decayed_and_deeper_network_is_torchvisions_with_attached_decay(options):
     theirs = official(depth=9).double()
-    net = ResNet(num_classes=1000, depth=9, pixels="unit", **options).double()
+    net = ResNet(image_size=40, num_classes=1000, depth=9, pixels="unit", **options).double()
     net.load_state_dict(theirs.state_dict())
     attached = decay.attach(theirs, **{"alpha_min": 1.0} | options).double()
     x = images().double()
