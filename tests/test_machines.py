@@ -19,7 +19,7 @@ from conftest import ROOT, digits_config
 from PIL import Image
 from two_nodes import TwoNodes, can_isolate, two_nodes
 
-from uvit_decay import history
+from uvit_decay.runs import history
 
 PAGE = (ROOT / "docs" / "machines.md").read_text()
 QUICK = ["tests/shared/surroundings.py", "quick"]

@@ -14,14 +14,14 @@ import yaml
 from conftest import ROOT, leaves, sample, train
 from hub_folders import export, own_modules, seed_generator, stack_pictures  # noqa: F401
 
-from uvit_decay import history
 from uvit_decay.checkpoint import load, read_training_checkpoint
 from uvit_decay.compare.runs import Run
 from uvit_decay.data.latents import manifest
 from uvit_decay.data.latents.shards import LatentSet
 from uvit_decay.evaluation.statistics_file import StatisticsFile
 from uvit_decay.hub.earlier import list_replaceable
-from uvit_decay.tasks.resumption.settings import compare_settings
+from uvit_decay.runs import history
+from uvit_decay.runs.settings import compare_settings
 
 VERSIONS = sorted((ROOT / "tests" / "written").glob("*.tar.xz"))
 NETWORKS = ("uvit", "sit", "mae")

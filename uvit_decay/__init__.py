@@ -21,6 +21,7 @@ ROOMS = (
     "metrics",
     "nn",
     "representations",
+    "runs",
     "runtime",
     "tasks",
 )

@@ -13,7 +13,7 @@ from statistics import mean, stdev
 
 import matplotlib.pyplot as plt
 
-from uvit_decay.history import current_name, read_rows
+from uvit_decay.runs.history import current_name, read_rows
 
 STYLE = Path("docs/figures.mplstyle")  # of the figures in the documentation
 SHOWN = {"test_accuracy": "linear probe", "knn_accuracy": "kNN", "mean_share": "share of the mean"}

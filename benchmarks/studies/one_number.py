@@ -14,7 +14,7 @@ import torch
 from benchmarks.studies.mae_rate import STYLE, blocks, print_table, summary
 from benchmarks.studies.page_tables import Row, merge_by_arm, parse_cell, read_tables
 from uvit_decay.checkpoint import load
-from uvit_decay.history import read, read_rows
+from uvit_decay.runs.history import read, read_rows
 
 LAST = {
     "test_accuracy": "linear probe",

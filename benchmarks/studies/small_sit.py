@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from statistics import mean
 
-from uvit_decay.history import read_rows
+from uvit_decay.runs.history import read_rows
 
 TIMES = ("0.1", "0.3")
 NAME = re.compile(r"small_sit_([\d.]+)_([\de.-]+)_s(\d+)_?(.*)")

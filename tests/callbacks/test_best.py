@@ -6,12 +6,11 @@ from conftest import same
 from refusals import raises_user_error
 from runs import StopAt, fit
 
-from uvit_decay import history
 from uvit_decay.callbacks import BestCheckpoint, LastCheckpoint
-from uvit_decay.callbacks.periodic import Periodic
-from uvit_decay.callbacks.run_log import record
+from uvit_decay.callbacks.periodic import Periodic, record
 from uvit_decay.data import Digits
-from uvit_decay.history import GENERATION
+from uvit_decay.runs import history
+from uvit_decay.runs.history import GENERATION
 
 VALUES = {2: 5.0, 4: 3.0, 6: float("nan"), 8: 4.0, 10: 2.0, 5: 1.0}  # by step
 VALIDATED = {"val_check_interval": 3, "check_val_every_n_epoch": None, "limit_val_batches": 1}

@@ -9,11 +9,11 @@ import torch
 from conftest import Losses, state, tiny_net, tiny_task, tiny_trainer
 from gloo import on_two_processes
 
-from uvit_decay import history
 from uvit_decay.callbacks import BranchNorms, Preview
 from uvit_decay.callbacks.branches import draw
 from uvit_decay.data import Digits
 from uvit_decay.decay import mixing_matrix
+from uvit_decay.runs import history
 from uvit_decay.runtime.errors import UserError
 
 

@@ -10,11 +10,12 @@ from refusals import find_line, raises_user_error
 from runs import fit
 from small_mae import mae_task
 
-from uvit_decay import checkpoint, history
+from uvit_decay import checkpoint
 from uvit_decay.callbacks import LinearProbes, Preview, Reconstructions
 from uvit_decay.data import Digits
 from uvit_decay.representations.options import Probing
 from uvit_decay.representations.probing import Prober
+from uvit_decay.runs import history
 from uvit_decay.runtime.distributed import Processes
 
 SMALL = {"max_train": 200, "max_test": 100}

@@ -8,12 +8,12 @@ from PIL import Image
 from refusals import raises_user_error
 from runs import fit, latent_task
 
-from uvit_decay import history
 from uvit_decay.autoencoder import Autoencoder
 from uvit_decay.callbacks import GenerationMetrics, LinearProbes, Preview
 from uvit_decay.data import Latents
 from uvit_decay.metrics import SmallClassifier
 from uvit_decay.metrics.extractors import Extractor, Features
+from uvit_decay.runs import history
 
 
 def test_an_extractor_that_needs_no_training_images_judges_a_set_in_memory(tmp_path):

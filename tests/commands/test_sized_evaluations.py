@@ -7,10 +7,10 @@ import yaml
 from conftest import train
 from image_noise import tree
 
-from uvit_decay import history
 from uvit_decay.callbacks import GenerationMetrics, LinearProbes
 from uvit_decay.data import Digits
 from uvit_decay.metrics import SmallClassifier
+from uvit_decay.runs import history
 
 NET = ["--model.net.dim=16", "--model.net.depth=2", "--model.net.image_size=8", "--model.net.channels=1"]
 PICTURES = ["--data=Images", "--data.channels=1", "--data.holdout=0.2", "--model.net.num_classes=2"]

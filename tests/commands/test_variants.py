@@ -20,9 +20,9 @@ from refusals import find_line
 from small_programs import skip_unless_tried
 from small_teacher import save_teacher
 
-from uvit_decay import history
 from uvit_decay.__main__ import main
 from uvit_decay.decay import DEPTH_ATTENTION
+from uvit_decay.runs import history
 
 TINY = ["--config=small.yaml", "--model.net.dim=16", "--model.net.depth=2", "--data.batch_size=16"]
 TINY += ["--trainer.log_every_n_steps=1", "--model.net.zero_init=false"]

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from small_mae import small_mae
 from small_vit import small_vit
 
-from uvit_decay import checkpoint, history
+from uvit_decay import checkpoint
 from uvit_decay.callbacks import GenerationMetrics, LastCheckpoint
 from uvit_decay.checkpoint import export_file
 from uvit_decay.data import Digits
@@ -21,6 +21,7 @@ from uvit_decay.evaluation.network_features import NetworkFeatures
 from uvit_decay.image_io import save_npz, to_float
 from uvit_decay.nn import ResNet
 from uvit_decay.representations.pooled import CheckpointFeatures
+from uvit_decay.runs import history
 from uvit_decay.tasks import ClassifyTask
 from uvit_decay.tasks.optimization import Optimization
 

@@ -25,9 +25,9 @@ from uvit_decay.evaluation.open_by_name import open_images
 from uvit_decay.evaluation.statistics_file import save_statistics
 from uvit_decay.metrics import DINOv2, Inception, SmallClassifier
 from uvit_decay.metrics.frechet import Moments
+from uvit_decay.runs.check import check
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.tensor_files import load_weights
-from uvit_decay.tasks.resumption.check import check
 
 RANDOM = np.random.default_rng(0)
 PARTS = [range(0, 4), range(4, 8), range(8, 10)]

@@ -9,7 +9,6 @@ from evaluations import evaluate
 from refusals import find_line, raises_user_error
 from runs import fit
 
-from uvit_decay import history
 from uvit_decay.callbacks import LinearProbes
 from uvit_decay.diffusion.noise_path import Linear
 from uvit_decay.nn import Layer
@@ -18,6 +17,7 @@ from uvit_decay.representations.grid import NOISE_SCORES
 from uvit_decay.representations.noise import NoiseSums
 from uvit_decay.representations.options import Probing
 from uvit_decay.representations.probing import Prober
+from uvit_decay.runs import history
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.random import normal, subset
 

@@ -5,7 +5,7 @@ import yaml
 from evaluations import evaluate
 
 from uvit_decay.compare.runs import BEST, EFFECTIVE_RANK, ENTROPY, KNN, MEAN_SHARE, NOISE_SHARE, ON_TEST
-from uvit_decay.history import GENERATION, PROBES, Measurement, append
+from uvit_decay.runs.history import GENERATION, PROBES, Measurement, append
 
 EVALUATIONS = {60: (0.5, 1.0), 120: (0.6, 3.0), 180: (0.8, 4.0)}  # step: (accuracy, entropy of the spectrum)
 METADATA = {

@@ -14,10 +14,10 @@ from torch import nn
 from uvit_decay import decay
 from uvit_decay.callbacks import LastCheckpoint
 from uvit_decay.data import Digits
+from uvit_decay.runs.check import check
+from uvit_decay.runs.counters import run_length
 from uvit_decay.tasks import DiffusionTask
 from uvit_decay.tasks.optimization import Optimization
-from uvit_decay.tasks.resumption.check import check
-from uvit_decay.tasks.schedule import run_length
 
 
 class Net(nn.Module):

@@ -15,13 +15,13 @@ from runs import StopAt
 from small_mae import mae_task
 from small_vit import fine_tuning
 
-from uvit_decay import history
 from uvit_decay.callbacks import EMA, GenerationMetrics, LinearProbes, Preview
 from uvit_decay.checkpoint import load
 from uvit_decay.data import Digits
 from uvit_decay.diffusion.noise_path import Linear
 from uvit_decay.metrics.extractors import SmallClassifier
 from uvit_decay.nn import SiT
+from uvit_decay.runs import history
 from uvit_decay.tasks.sharding import Sharded, local_shard
 
 STEPS, HALF = 4, 2

@@ -8,7 +8,8 @@ from uvit_decay.callbacks.generation import GenerationMetrics
 from uvit_decay.callbacks.previews import Preview, Reconstructions
 from uvit_decay.callbacks.probe import LinearProbes
 from uvit_decay.callbacks.progress import Progress
-from uvit_decay.callbacks.run_log import CPUThreads, RunLogger, Summary
+from uvit_decay.callbacks.summary import CPUThreads, Summary
+from uvit_decay.runs.log import RunLogger
 
 __all__ = [
     "EMA",

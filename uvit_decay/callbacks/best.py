@@ -14,11 +14,11 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities import rank_zero_info
 
-from uvit_decay import history
 from uvit_decay.callbacks.checkpoint import write_atomically
 from uvit_decay.callbacks.periodic import Periodic
-from uvit_decay.callbacks.run_log import run_folder
-from uvit_decay.history import CHECKPOINTS, current_name
+from uvit_decay.runs import history
+from uvit_decay.runs.folder import run_folder
+from uvit_decay.runs.history import CHECKPOINTS, current_name
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.typed import check_types
 

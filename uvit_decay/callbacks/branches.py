@@ -13,15 +13,16 @@ from lightning.pytorch import Callback, Trainer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from uvit_decay import history
-from uvit_decay.callbacks.loggers import log_picture
 from uvit_decay.callbacks.mixing import draw_mixing, save_mixing
-from uvit_decay.callbacks.run_log import continue_history, record, run_folder
+from uvit_decay.callbacks.periodic import record
 from uvit_decay.decay import branch_weights, mixing_matrix
 from uvit_decay.nn.base import DecayedNet
 from uvit_decay.nn.block import AdaLNBlock, Block
 from uvit_decay.nn.depth_attention import MixingSums, Sources, mixing_of
 from uvit_decay.plots import heat_maps
+from uvit_decay.runs import history
+from uvit_decay.runs.folder import continue_history, run_folder
+from uvit_decay.runs.loggers import log_picture
 from uvit_decay.runtime.errors import UserError, check_whole, explain
 from uvit_decay.runtime.typed import check_types
 from uvit_decay.tasks.base import Task

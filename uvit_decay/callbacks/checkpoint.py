@@ -12,16 +12,16 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay.callbacks.periodic import Periodic
-from uvit_decay.callbacks.run_log import run_folder
 from uvit_decay.callbacks.stopping import StopSignals
-from uvit_decay.history import CHECKPOINTS
+from uvit_decay.runs.checkpoints import LAST, NEXT, rotate
+from uvit_decay.runs.finish import is_finishing
+from uvit_decay.runs.folder import run_folder
+from uvit_decay.runs.history import CHECKPOINTS
 from uvit_decay.runtime.errors import check_whole
 from uvit_decay.runtime.files import replacing
 from uvit_decay.runtime.program import localise
 from uvit_decay.runtime.signals import STOPS
 from uvit_decay.runtime.typed import check_types
-from uvit_decay.tasks.resumption.files import LAST, NEXT, rotate
-from uvit_decay.tasks.resumption.finish import is_finishing
 
 AGREE_EVERY = 10  # optimizer steps after which several ranks agree whether to stop
 

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from uvit_decay.autoencoder import Autoencoder, decoder
 from uvit_decay.callbacks.ema import evaluation_weights
-from uvit_decay.callbacks.periodic import PeriodicSampling
-from uvit_decay.callbacks.run_log import record
+from uvit_decay.callbacks.periodic import PeriodicSampling, record
 from uvit_decay.data import ImageData
 from uvit_decay.diffusion.sampling import Sampling, total_nfe
 from uvit_decay.evaluation.feature_table import FeatureOptions
@@ -23,9 +22,10 @@ from uvit_decay.evaluation.image_sources import DatasetImages, GeneratedImages, 
 from uvit_decay.evaluation.metric_table import MetricOptions, summary
 from uvit_decay.evaluation.report import remarks
 from uvit_decay.evaluation.statistics_file import StatisticsFile
-from uvit_decay.history import GENERATION
 from uvit_decay.image_io import to_uint8
 from uvit_decay.metrics.extractors import Extractor, prepare
+from uvit_decay.runs.counters import run_length
+from uvit_decay.runs.history import GENERATION
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole
 from uvit_decay.runtime.random import subset
@@ -33,7 +33,6 @@ from uvit_decay.runtime.typed import check_types
 from uvit_decay.samples import Samples
 from uvit_decay.sampling_options import MOST_IMAGES
 from uvit_decay.tasks.diffusion import DiffusionTask
-from uvit_decay.tasks.schedule import run_length
 
 MOST = 5000  # images of each measurement
 

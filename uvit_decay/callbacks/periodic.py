@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,22 +15,22 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from PIL import Image
 
-from uvit_decay import history
-from uvit_decay.callbacks.loggers import log_picture
 from uvit_decay.callbacks.progress import Progress
-from uvit_decay.callbacks.run_log import continue_history, find_previous_run, run_folder
 from uvit_decay.callbacks.stopping import at_signals
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.diffusion.sampling import Sampling, total_nfe
 from uvit_decay.image_io import save_image
+from uvit_decay.runs import history
+from uvit_decay.runs.counters import run_length
+from uvit_decay.runs.finish import is_finishing
+from uvit_decay.runs.folder import continue_history, find_previous_run, run_folder
+from uvit_decay.runs.loggers import log_numbers, log_picture
 from uvit_decay.runtime.errors import UserError, check_whole
 from uvit_decay.runtime.files import check_writable
 from uvit_decay.runtime.precision import Precision, chosen_precision
 from uvit_decay.runtime.progress import lines_every, track
 from uvit_decay.tasks.base import Task
 from uvit_decay.tasks.diffusion import DiffusionTask
-from uvit_decay.tasks.resumption.finish import is_finishing
-from uvit_decay.tasks.schedule import run_length
 
 TRAINING_COST = 3  # a forward and a backward pass, in forward passes
 
@@ -189,6 +189,34 @@ class Periodic(Callback):
         with at_signals(trainer, leave=True), self._shown(trainer, f" at step {trainer.global_step}"):
             self.evaluate(trainer, task)
         self.evaluated = trainer.global_step
+
+
+def record(
+    trainer: Trainer, path: Path, values: Mapping[str, float], metadata: dict[str, Any], logged: Mapping[str, float]
+) -> None:
+    """Send numbers to the loggers, then append a measurement to a history; only rank 0 may call this.
+
+    The history is written last: a resumed run takes its entry as the sign that the evaluation was completed.
+
+    Args:
+        trainer: the trainer of the run.
+        path: file of the history.
+        values: results by name, for the history.
+        metadata: settings that the results depend on.
+        logged: numbers by name, for the loggers.
+    """
+    step = trainer.global_step
+    steps_per_epoch = trainer.num_training_batches / trainer.accumulate_grad_batches
+    measurement = history.Measurement(
+        step=step,
+        epoch=step / steps_per_epoch,
+        images_seen=trainer.lightning_module.images_seen,
+        values=dict(values),
+        metadata=metadata,
+    )
+    with at_signals(trainer, leave=False):
+        log_numbers(trainer, logged)
+        history.append(path, measurement)
 
 
 def picture_path(folder: Path, name: str, step: int) -> Path:

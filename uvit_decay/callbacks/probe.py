@@ -9,15 +9,14 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay.callbacks.ema import evaluation_weights
-from uvit_decay.callbacks.loggers import log_picture
-from uvit_decay.callbacks.periodic import Periodic
-from uvit_decay.callbacks.run_log import record
+from uvit_decay.callbacks.periodic import Periodic, record
 from uvit_decay.data import ImageData
-from uvit_decay.history import PROBES
 from uvit_decay.nn.intermediates import Pool, layer_indices
 from uvit_decay.representations.grid import NOISE_SHARE_PICTURE, Grid
 from uvit_decay.representations.options import Probing
 from uvit_decay.representations.probing import Prober, check_probed, choose_images, default_layer
+from uvit_decay.runs.history import PROBES
+from uvit_decay.runs.loggers import log_picture
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.precision import Precision

@@ -21,7 +21,6 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from tensorboard.summary.writer.event_file_writer import _AsyncWriterThread
 
 from uvit_decay import callbacks, nn  # noqa: F401  so that flags may name their classes without the module
-from uvit_decay.callbacks.run_log import RunFolder, SaveConfig
 from uvit_decay.commands.checks import (
     Parser,
     check_values,
@@ -34,6 +33,17 @@ from uvit_decay.commands.checks import (
 )
 from uvit_decay.commands.nodes import check_nodes
 from uvit_decay.data import ImageData
+from uvit_decay.runs.checkpoints import (
+    AUTO,
+    NAMES,
+    Checkpoints,
+    finish_rotation,
+    read_settings,
+)
+from uvit_decay.runs.finish import find_missing
+from uvit_decay.runs.folder import makes_folders
+from uvit_decay.runs.log import RunFolder, SaveConfig
+from uvit_decay.runs.resume import resume
 from uvit_decay.runtime.command_line import Parser as OneLineParser
 from uvit_decay.runtime.concurrency import keep_freed_memory
 from uvit_decay.runtime.distributed import destroy_group, others_needed
@@ -46,16 +56,6 @@ from uvit_decay.runtime.validation import flat
 from uvit_decay.tasks import Task
 from uvit_decay.tasks.ddp import register_ddp
 from uvit_decay.tasks.file_digests import digest_files
-from uvit_decay.tasks.resumption.files import (
-    AUTO,
-    NAMES,
-    Checkpoints,
-    finish_rotation,
-    makes_folders,
-    read_settings,
-)
-from uvit_decay.tasks.resumption.finish import find_missing
-from uvit_decay.tasks.resumption.start import resume
 from uvit_decay.tasks.sharding import Sharded
 
 # Prefixes of the settings that are stored in a checkpoint and compared on resumption.

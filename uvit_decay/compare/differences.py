@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from uvit_decay.compare.runs import MEAN_SHARE, Run, group_runs
-from uvit_decay.history import GENERATION, PROBES
+from uvit_decay.runs.history import GENERATION, PROBES
 
 SEED = "seed_everything"
 COLLAPSED = 0.95  # share of the mean

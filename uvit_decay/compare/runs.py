@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from uvit_decay.history import GENERATION, METRICS, PROBES, Measurement, read, read_rows
+from uvit_decay.runs.history import GENERATION, METRICS, PROBES, Measurement, read, read_rows
 from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.validation import flat, read_yaml
 

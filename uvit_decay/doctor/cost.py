@@ -13,9 +13,9 @@ from uvit_decay.callbacks.checkpoint import LastCheckpoint
 from uvit_decay.callbacks.ema import EMA
 from uvit_decay.doctor.rehearsal import FORWARD, Measurements
 from uvit_decay.doctor.report import Finding, Run, duration, gib
+from uvit_decay.runs.folder import find_runs
 from uvit_decay.tasks import Task
 from uvit_decay.tasks.own import own_parameters
-from uvit_decay.tasks.resumption.files import find_runs
 
 TIGHT = 0.9  # share of the memory; beyond it fragments may not fit
 LOGS = 16 * 2**20  # bytes of logs, pictures and histories; a generous estimate

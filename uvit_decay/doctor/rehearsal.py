@@ -14,14 +14,14 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelSummary, ProgressBar, Timer
 
 from uvit_decay.callbacks.periodic import Periodic
-from uvit_decay.callbacks.run_log import Summary
+from uvit_decay.callbacks.summary import Summary
 from uvit_decay.doctor.environment import find_missing_weights, memory_limit
 from uvit_decay.doctor.report import Finding, Run, duration
+from uvit_decay.runs.counters import run_length
 from uvit_decay.runtime.distributed import COMPARED, Processes
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.random import subset
 from uvit_decay.tasks import Task
-from uvit_decay.tasks.schedule import run_length
 from uvit_decay.tasks.utilisation import peak_bytes
 
 WARM = 2  # optimizer steps before the clock starts

@@ -17,10 +17,10 @@ from uvit_decay import checkpoint
 from uvit_decay.autoencoder import LatentSpace
 from uvit_decay.checkpoint.io import read_third_party
 from uvit_decay.diffusion.noise_path import NoisePath
-from uvit_decay.history import run_of
 from uvit_decay.nn.embed import PixelScale
 from uvit_decay.nn.intermediates import Layer, block_layers
 from uvit_decay.representations.options import TIMM
+from uvit_decay.runs.history import run_of
 from uvit_decay.runtime.errors import UserError, check_whole, explain
 from uvit_decay.runtime.files import at_home
 from uvit_decay.runtime.tensor_files import check_weights, mismatch

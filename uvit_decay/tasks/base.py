@@ -25,7 +25,7 @@ A step, in order; Lightning calls these hooks. Step k trains on global batch k.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
@@ -43,6 +43,9 @@ from uvit_decay.data.datamodule import ImageData
 from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.nn.base import check_attributes
+from uvit_decay.runs.counters import run_length
+from uvit_decay.runs.restore import restore_run
+from uvit_decay.runs.settings import Settings
 from uvit_decay.runtime.compilation import check_compile
 from uvit_decay.runtime.errors import UserError, check_whole
 from uvit_decay.runtime.instantiate import Spec
@@ -57,10 +60,8 @@ from uvit_decay.tasks.finite import LossGuard, check_finite
 from uvit_decay.tasks.init_from import adapt, read_initial
 from uvit_decay.tasks.loader_data import LoaderData
 from uvit_decay.tasks.optimization import Optimization
-from uvit_decay.tasks.own import name_own_state, own_parameters
-from uvit_decay.tasks.resumption.restore import restore_run
-from uvit_decay.tasks.resumption.settings import Settings
-from uvit_decay.tasks.schedule import Schedule, run_length
+from uvit_decay.tasks.own import expected_state, name_own_state, own_parameters
+from uvit_decay.tasks.schedule import Schedule
 from uvit_decay.tasks.sharding import Sharded, average_gradients, original_class
 from uvit_decay.tasks.utilisation import Utilisation
 
@@ -306,6 +307,14 @@ class Task(LightningModule):
         optimizer = optim.build(self.net, lr, own_parameters(self))
         scheduler = Schedule(optimizer, lambda step: optim.factor(step, total, epoch, optim.min_lr / lr))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def group_parameters(self, lr: float) -> list[dict[str, Any]]:
+        """Return the optimizer's groups of all trained parameters, see `Optimization.groups`."""
+        return self.optim.groups(self.net, lr, own_parameters(self))
+
+    def expected_state(self, stored: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Return the weights that a checkpoint must have, given those `stored` in it; see `own.expected_state`."""
+        return expected_state(self, stored)
 
     def _logs_this_step(self) -> bool:
         every = self.trainer.log_every_n_steps

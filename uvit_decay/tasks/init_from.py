@@ -20,9 +20,9 @@ from uvit_decay.data.datamodule import ImageData
 from uvit_decay.decay.table import NAMES
 from uvit_decay.nn.base import DataLayers, HasDataLayers
 from uvit_decay.nn.embed import resize_positions
+from uvit_decay.runs.check import check_data, compare_specs
+from uvit_decay.runs.settings import Change, explain_refusal
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.tasks.resumption.check import check_data, compare_specs
-from uvit_decay.tasks.resumption.settings import Change, explain_refusal
 
 # Arguments of networks that encoders share; of a classifier image_size, num_classes and the last norm may differ.
 SHARED = ("patch_size", "channels", "dim", "depth", "heads", "mlp_ratio", "width", "stem", "pixels")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from uvit_decay.nn.base import Residual
+from uvit_decay.runs.settings import ALTERNATIVES
 from uvit_decay.runtime.errors import UserError, check_numbers, check_whole
 from uvit_decay.runtime.optimizers import MUON
 from uvit_decay.runtime.typed import check_types
@@ -21,8 +22,6 @@ from uvit_decay.tasks.rate_over_gain import RateFactors, RowSteps, rate_factors
 
 DecayOn = Literal["all", "matrices", "layers"]
 Annealing = Literal["constant", "cosine", "wsd"]
-# Option -> the option that may be given instead, and the value of the first if neither is given.
-ALTERNATIVES = {"lr": ("blr", 2e-4), "warmup_steps": ("warmup_epochs", 2500)}
 EMBEDDINGS = ("pos_embed", "cls_token")  # without weight decay in fine-tuning (MAE's code)
 
 

@@ -7,8 +7,7 @@ from conftest import refused, tiny_net, tiny_task, tiny_trainer, train
 from refusals import find_line, raises_user_error
 
 from uvit_decay.data import Images
-from uvit_decay.tasks.file_digests import digest_files
-from uvit_decay.tasks.resumption.settings import (
+from uvit_decay.runs.settings import (
     DECIDES,
     FORMS,
     Change,
@@ -18,6 +17,7 @@ from uvit_decay.tasks.resumption.settings import (
     find_effect,
     is_same_run,
 )
+from uvit_decay.tasks.file_digests import digest_files
 
 TINY = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.callbacks=[]", "--trainer.limit_val_batches=0"]
 

@@ -6,57 +6,27 @@ not used.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay.checkpoint.io import check_ours, open_training_checkpoint
-from uvit_decay.history import CHECKPOINTS
+from uvit_decay.runs.folder import find_runs
+from uvit_decay.runs.history import CHECKPOINTS
+from uvit_decay.runs.settings import Settings, is_same_run
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import writing
 from uvit_decay.runtime.tensor_files import TorchFile
 from uvit_decay.runtime.validation import as_type
-from uvit_decay.tasks.resumption.settings import Settings, is_same_run
 
 AUTO = "auto"
 NAMES = ("last", AUTO)  # what --ckpt_path takes instead of a file
 NEXT, LAST, PREVIOUS = "next.ckpt", "last.ckpt", "previous.ckpt"
 MOST_OPEN = 64  # files
-RUN = re.compile(r"version_(\d+)")
-
-
-def makes_folders(logger: object) -> TypeGuard[TensorBoardLogger | CSVLogger]:
-    """Return whether a logger makes a folder for each run. Other loggers name a shared folder (W&B names ".")."""
-    return isinstance(logger, TensorBoardLogger | CSVLogger)
-
-
-def find_runs(loggers: Iterable[object], root: str | Path) -> tuple[Path, list[Path]]:
-    """Return the folder of an experiment and its run folders, the newest first.
-
-    Without a logger that makes run folders both are `root`.
-    """
-    for logger in loggers:
-        if makes_folders(logger):
-            experiment = Path(logger.root_dir)
-            return experiment, list_run_folders(experiment)
-    return Path(root), [Path(root)]
-
-
-def list_run_folders(experiment: Path) -> list[Path]:
-    """Return the folders version_N of an experiment, the highest N first."""
-    runs = []
-    for folder in experiment.glob("version_*"):
-        match = RUN.fullmatch(folder.name)
-        if match and folder.is_dir():
-            runs.append((int(match[1]), folder))
-    runs.sort(reverse=True)
-    return [folder for _, folder in runs]
 
 
 class Checkpoints:

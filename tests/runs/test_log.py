@@ -11,10 +11,10 @@ from refusals import raises_user_error
 from runs import StopAt
 from small_training import rows
 
-from uvit_decay import history
 from uvit_decay.callbacks import GenerationMetrics, LinearProbes, RunLogger, Summary
 from uvit_decay.data import Digits
 from uvit_decay.metrics import SmallClassifier
+from uvit_decay.runs import history
 
 HISTORIES = (history.PROBES, history.GENERATION)
 EVERY = {"every_n_steps": 10, "at_end": False}

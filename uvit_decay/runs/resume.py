@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
 
-from uvit_decay.tasks.base import Task
-from uvit_decay.tasks.resumption.check import check
-from uvit_decay.tasks.resumption.files import NAMES, Checkpoints, find_newest
+from uvit_decay.runs.check import check
+from uvit_decay.runs.checkpoints import NAMES, Checkpoints, find_newest
 
 
 def resume(
-    task: Task, trainer: Trainer, chosen: str | None, checkpoints: Checkpoints, trains: bool
+    task: LightningModule, trainer: Trainer, chosen: str | None, checkpoints: Checkpoints, trains: bool
 ) -> tuple[Path, int] | None:
     """Check that a task can resume from a checkpoint, and load its weights.
 
@@ -41,7 +40,7 @@ def resume(
     return path, step
 
 
-def _find_file(task: Task, trainer: Trainer, chosen: str | None, checkpoints: Checkpoints) -> Path | None:
+def _find_file(task: LightningModule, trainer: Trainer, chosen: str | None, checkpoints: Checkpoints) -> Path | None:
     """Return the file that --ckpt_path means; None if a new run starts."""
     if chosen is None:
         return None

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from uvit_decay import history
-from uvit_decay.history import Measurement
+from uvit_decay.runs import history
+from uvit_decay.runs.history import Measurement
 
 
 def at(step, **values):

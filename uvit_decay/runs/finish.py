@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
-from uvit_decay.history import run_of
+from uvit_decay.runs.history import run_of
 from uvit_decay.runtime.errors import RunEnded
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from uvit_decay.runtime.validation import flat
-from uvit_decay.tasks.optimization import ALTERNATIVES
 
 Settings = Mapping[str, Any]  # values by flag without dashes: {"model.optim.lr": 1e-4}
 
@@ -57,6 +56,10 @@ EFFECTS = {  # of a flag and all below it, unless a longer name says otherwise
     "trainer.sync_batchnorm": DECIDES,
     "trainer.callbacks.EMA": DECIDES,
 }
+
+
+# Option of the optimizer -> the option that may be given instead, and the value of the first if neither is given.
+ALTERNATIVES = {"lr": ("blr", 2e-4), "warmup_steps": ("warmup_epochs", 2500)}
 
 
 def find_effect(name: str) -> str:

@@ -11,8 +11,8 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from uvit_decay.checkpoint.io import complete_weights, read_average
+from uvit_decay.runs.counters import count_global_batches
 from uvit_decay.runtime.tensor_files import has_values
-from uvit_decay.tasks.own import expected_state, own_parameters
 
 MOST = 2**48  # exclusive bound of counters
 VERSION = "pytorch-lightning_version"
@@ -34,7 +34,7 @@ def check_form(contents: Mapping[str, Any], task: LightningModule, positioned: b
     if not LIGHTNING.fullmatch(version):
         raise ValueError(f"{VERSION} is {version!r:.40}")
     weights = complete_weights(task.net, contents["state_dict"], "net.")
-    check_tensors(weights, expected_state(task, weights), "state_dict")
+    check_tensors(weights, task.expected_state(weights), "state_dict")
     ema = contents["callbacks"].get("EMA", {})
     shadow = read_average(ema, "the checkpoint")
     if shadow:
@@ -55,14 +55,9 @@ def check_form(contents: Mapping[str, Any], task: LightningModule, positioned: b
             raise ValueError(f"{name} is {count!r:.40}, not an integer in [0, 2**48)")
 
 
-def count_global_batches(contents: Mapping[str, Any]) -> Any:
-    """Return the number of global batches that a run has trained on, the state of its `StepLoader`."""
-    return contents["loops"]["fit_loop"]["state_dict"]["combined_loader"][0]["start"]
-
-
 def _check_optimizer(stored: Mapping[str, Any], task: LightningModule) -> None:
     """Raise an error unless a stored optimizer has the groups of this run, and moments that fit its parameters."""
-    groups = task.optim.groups(task.net, 1.0, own_parameters(task))  # the settings of the stored groups are not used
+    groups = task.group_parameters(1.0)  # the settings of the stored groups are not used
     if _count_parameters(stored["param_groups"]) != _count_parameters(groups):
         raise ValueError("its optimizer has other groups of parameters")
     members = []

@@ -13,12 +13,12 @@ from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger
 from refusals import find_line, raises_user_error
 
-from uvit_decay import history
 from uvit_decay.callbacks import RunLogger
-from uvit_decay.callbacks.loggers import tolerate_failure
-from uvit_decay.callbacks.run_log import record
+from uvit_decay.callbacks.periodic import record
 from uvit_decay.commands import cli
 from uvit_decay.data import Digits
+from uvit_decay.runs import history
+from uvit_decay.runs.loggers import tolerate_failure
 from uvit_decay.runtime.errors import UserError, user_errors
 from uvit_decay.runtime.signals import stoppable
 

@@ -15,8 +15,8 @@ from small_mae import mae_task
 
 from uvit_decay.data import Digits
 from uvit_decay.diffusion.noise_path import VP, Linear
+from uvit_decay.runs.check import check
 from uvit_decay.tasks.base import Optimization
-from uvit_decay.tasks.resumption.check import check
 
 TINY = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.callbacks=[]", "--trainer.limit_val_batches=0"]
 

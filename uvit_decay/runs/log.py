@@ -1,48 +1,24 @@
-"""The run folder, runs/<experiment>/version_N: its logger, the log of a run that it continues, and its summary."""
+"""The loggers of the run folder: TensorBoard events, metrics.csv and config.yaml."""
 
 from __future__ import annotations
 
 import shutil
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.loggers.csv_logs import CSVLogger, ExperimentWriter
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
+from lightning.pytorch.utilities import rank_zero_only
 
-from uvit_decay import history
-from uvit_decay.callbacks.loggers import guard, log_numbers
-from uvit_decay.callbacks.stopping import at_signals
-from uvit_decay.history import CHECKPOINTS, GENERATION, METRICS, PROBES, read_rows, run_of
-from uvit_decay.runtime.errors import UserError, check_whole
+from uvit_decay.runs.folder import CONFIG, RUN_FILES, run_folder
+from uvit_decay.runs.history import CHECKPOINTS, METRICS, read_rows
+from uvit_decay.runs.loggers import guard
+from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import check_writable, replacing, writing
-from uvit_decay.runtime.program import localise
 from uvit_decay.runtime.typed import check_types
-from uvit_decay.tasks.base import Task
-from uvit_decay.tasks.resumption.files import LAST, makes_folders
-
-CONFIG = "config.yaml"
-RUN_FILES = (CONFIG, METRICS, PROBES, GENERATION)  # a run may begin with them; each marks a run folder
-
-
-def run_folder(trainer: Trainer) -> Path:
-    """Return the run folder, the same on all ranks, and create it if it is missing; all ranks must call this.
-
-    It is the folder of the first logger that makes one, otherwise the trainer's default_root_dir.
-    """
-    ours = trainer.default_root_dir
-    for logger in trainer.loggers:
-        if makes_folders(logger):
-            ours = logger.log_dir
-            break
-    folder = Path(trainer.strategy.broadcast(ours))
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 class SaveConfig(SaveConfigCallback):
@@ -62,55 +38,10 @@ class SaveConfig(SaveConfigCallback):
             raise UserError(f"{self._folder} already holds a run: set another version or folder of the logger")
         super().setup(trainer, task, stage)
 
-    def save_config(self, trainer: Trainer, task: Task, stage: str) -> None:
+    def save_config(self, trainer: Trainer, task: LightningModule, stage: str) -> None:
         for logger in trainer.loggers:
             logger.log_hyperparams(task.settings)
         self.parser.save(self.config, str(self._folder / CONFIG), skip_unset=False, overwrite=True)
-
-
-def find_previous_run(trainer: Trainer) -> Path | None:
-    """Return the folder of the run that this run resumes; None for a new run, or if the folder is not known."""
-    if not trainer.ckpt_path:
-        return None
-    return run_of(trainer.ckpt_path)
-
-
-def continue_history(trainer: Trainer, name: str) -> None:
-    """Copy the history `name` of the run that this run resumes, up to the present step; all ranks must call this."""
-    previous = find_previous_run(trainer)
-    if previous is None or trainer.fast_dev_run:
-        return
-    folder = run_folder(trainer)
-    if trainer.is_global_zero:
-        history.copy_until(trainer.global_step, previous / name, folder / name)
-
-
-def record(
-    trainer: Trainer, path: Path, values: Mapping[str, float], metadata: dict[str, Any], logged: Mapping[str, float]
-) -> None:
-    """Send numbers to the loggers, then append a measurement to a history; only rank 0 may call this.
-
-    The history is written last: a resumed run takes its entry as the sign that the evaluation was completed.
-
-    Args:
-        trainer: the trainer of the run.
-        path: file of the history.
-        values: results by name, for the history.
-        metadata: settings that the results depend on.
-        logged: numbers by name, for the loggers.
-    """
-    step = trainer.global_step
-    steps_per_epoch = trainer.num_training_batches / trainer.accumulate_grad_batches
-    measurement = history.Measurement(
-        step=step,
-        epoch=step / steps_per_epoch,
-        images_seen=trainer.lightning_module.images_seen,
-        values=dict(values),
-        metadata=metadata,
-    )
-    with at_signals(trainer, leave=False):
-        log_numbers(trainer, logged)
-        history.append(path, measurement)
 
 
 @check_types
@@ -218,66 +149,6 @@ class RunFolder(RunLogger):
 
     def save(self) -> None:
         """Do nothing."""
-
-
-class Summary(Callback):
-    """A message at the end of training: speed, contents of the run folder and a command that uses its checkpoint.
-
-    In a resumed run, metrics.csv begins with the log of the previous run.
-    """
-
-    _start = 0  # step at which training started
-
-    def on_train_start(self, trainer: Trainer, task: LightningModule) -> None:
-        self._start = trainer.global_step
-        previous = find_previous_run(trainer)
-        if previous is None or trainer.fast_dev_run:
-            return
-        for logger in trainer.loggers:
-            if isinstance(logger, RunLogger):
-                logger.copy_until(trainer.global_step, previous / METRICS)
-
-    def on_fit_end(self, trainer: Trainer, task: Task) -> None:
-        folder = run_folder(trainer)
-        if not trainer.is_global_zero or trainer.fast_dev_run or trainer.global_step == self._start:
-            return
-        message = f"\n{trainer.global_step} steps"
-        speed = trainer.callback_metrics.get("train/images_per_second")
-        if speed is not None:
-            message += f", {float(speed):.1f} images/s"
-        contents = sorted(path.name for path in folder.iterdir())
-        message += f"\nrun folder: {folder}, with {', '.join(contents)}"
-        checkpoint = folder / CHECKPOINTS / LAST
-        if checkpoint.exists():
-            message += f"\n{_suggest_command(folder, checkpoint, task)}"
-        rank_zero_info(message)
-
-
-def _suggest_command(folder: Path, checkpoint: Path, task: Task) -> str:
-    """Return a command that uses the checkpoint of a run: sampling of a denoiser, probes of an encoder."""
-    if task.path is not None:
-        return f"sample from it: {localise('python sample.py')} --ckpt {checkpoint}"
-    config = folder / CONFIG
-    command = f"{localise('python evaluate.py')} probe --ckpt {checkpoint}"
-    if config.exists():
-        command += f" --data {config}"  # the probes need its images
-    return f"evaluate its features: {command}"
-
-
-@check_types
-class CPUThreads(Callback):
-    """Sets the number of torch's intra-op threads; tiny networks are fastest with one (docs/LOG.md).
-
-    Args:
-        count: threads per process.
-    """
-
-    def __init__(self, count: int = 1) -> None:
-        check_whole(1, 4096, count=count)
-        self.count = count
-
-    def setup(self, trainer: Trainer, task: LightningModule, stage: str) -> None:
-        torch.set_num_threads(self.count)
 
 
 class _Writer(ExperimentWriter):

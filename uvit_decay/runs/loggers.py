@@ -15,8 +15,8 @@ from lightning.pytorch.loggers import Logger, MLFlowLogger
 from lightning.pytorch.utilities import rank_zero_info
 from PIL import Image
 
+from uvit_decay.runs.folder import makes_folders
 from uvit_decay.runtime.errors import UserError, one_line
-from uvit_decay.tasks.resumption.files import makes_folders
 
 # Methods that Lightning calls during a run and at its end.
 GUARDED = ("log_metrics", "save", "finalize")

@@ -12,12 +12,8 @@ from lightning.pytorch import LightningModule
 from uvit_decay.checkpoint.io import KEY, ModelCard, check_ours
 from uvit_decay.class_names import class_hash
 from uvit_decay.data.datamodule import ImageData
-from uvit_decay.runtime.errors import UserError, explain
-from uvit_decay.runtime.instantiate import Spec
-from uvit_decay.runtime.validation import is_plain
-from uvit_decay.tasks.own import expected_state
-from uvit_decay.tasks.resumption.form import MALFORMED, check_form, check_tensors
-from uvit_decay.tasks.resumption.settings import (
+from uvit_decay.runs.form import MALFORMED, check_form, check_tensors
+from uvit_decay.runs.settings import (
     DECIDES,
     FORMS,
     MISSING,
@@ -28,6 +24,9 @@ from uvit_decay.tasks.resumption.settings import (
     resolve_class,
     tuple_to_list,
 )
+from uvit_decay.runtime.errors import UserError, explain
+from uvit_decay.runtime.instantiate import Spec
+from uvit_decay.runtime.validation import is_plain
 
 NOT_THE_FUNCTION = ("init", "zero_init", "skip_zero_init", "checkpointing")  # network arguments that may differ
 
@@ -93,7 +92,7 @@ def _check_settings(
 def _has_same_tensors(stored: Any, task: LightningModule) -> bool:
     """Return whether stored weights have the form of the task's weights, and equal alphas, betas and scales."""
     try:
-        ours = expected_state(task, stored)
+        ours = task.expected_state(stored)
         check_tensors(stored, ours, "state_dict")
     except MALFORMED:
         return False

@@ -1,0 +1,78 @@
+"""The message at the end of a run, and the number of its CPU threads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
+
+from uvit_decay.runs.checkpoints import LAST
+from uvit_decay.runs.folder import CONFIG, find_previous_run, run_folder
+from uvit_decay.runs.history import CHECKPOINTS, METRICS
+from uvit_decay.runs.log import RunLogger
+from uvit_decay.runtime.errors import check_whole
+from uvit_decay.runtime.program import localise
+from uvit_decay.runtime.typed import check_types
+from uvit_decay.tasks.base import Task
+
+
+class Summary(Callback):
+    """A message at the end of training: speed, contents of the run folder and a command that uses its checkpoint.
+
+    In a resumed run, metrics.csv begins with the log of the previous run.
+    """
+
+    _start = 0  # step at which training started
+
+    def on_train_start(self, trainer: Trainer, task: LightningModule) -> None:
+        self._start = trainer.global_step
+        previous = find_previous_run(trainer)
+        if previous is None or trainer.fast_dev_run:
+            return
+        for logger in trainer.loggers:
+            if isinstance(logger, RunLogger):
+                logger.copy_until(trainer.global_step, previous / METRICS)
+
+    def on_fit_end(self, trainer: Trainer, task: Task) -> None:
+        folder = run_folder(trainer)
+        if not trainer.is_global_zero or trainer.fast_dev_run or trainer.global_step == self._start:
+            return
+        message = f"\n{trainer.global_step} steps"
+        speed = trainer.callback_metrics.get("train/images_per_second")
+        if speed is not None:
+            message += f", {float(speed):.1f} images/s"
+        contents = sorted(path.name for path in folder.iterdir())
+        message += f"\nrun folder: {folder}, with {', '.join(contents)}"
+        checkpoint = folder / CHECKPOINTS / LAST
+        if checkpoint.exists():
+            message += f"\n{_suggest_command(folder, checkpoint, task)}"
+        rank_zero_info(message)
+
+
+def _suggest_command(folder: Path, checkpoint: Path, task: Task) -> str:
+    """Return a command that uses the checkpoint of a run: sampling of a denoiser, probes of an encoder."""
+    if task.path is not None:
+        return f"sample from it: {localise('python sample.py')} --ckpt {checkpoint}"
+    config = folder / CONFIG
+    command = f"{localise('python evaluate.py')} probe --ckpt {checkpoint}"
+    if config.exists():
+        command += f" --data {config}"  # the probes need its images
+    return f"evaluate its features: {command}"
+
+
+@check_types
+class CPUThreads(Callback):
+    """Sets the number of torch's intra-op threads; tiny networks are fastest with one (docs/LOG.md).
+
+    Args:
+        count: threads per process.
+    """
+
+    def __init__(self, count: int = 1) -> None:
+        check_whole(1, 4096, count=count)
+        self.count = count
+
+    def setup(self, trainer: Trainer, task: LightningModule, stage: str) -> None:
+        torch.set_num_threads(self.count)
