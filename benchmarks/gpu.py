@@ -205,9 +205,9 @@ def run_flags(setting: Setting, pictures: Path, runs: Path, minutes: float) -> l
 def killed_and_resumed(flags: list[str], runs: Path, pause: float) -> Row:
     """Kill a run `pause` seconds after its first checkpoint, resume it by the same command, and check its log."""
     command = [sys.executable, "-m", "uvit_decay", "train", "fit", *flags]
-    first, second = (runs / CONFIG / f"version_{number}" for number in (0, 1))
+    run = runs / CONFIG / "version_0"
     process = subprocess.Popen(command)
-    while not (first / "checkpoints" / "last.ckpt").exists():
+    while not (run / "checkpoints" / "last.ckpt").exists():
         if process.poll() is not None:
             raise UserError(f"training ended with exit code {process.returncode} before its first checkpoint")
         time.sleep(0.1)
@@ -215,14 +215,14 @@ def killed_and_resumed(flags: list[str], runs: Path, pause: float) -> Row:
     process.kill()
     if (code := process.wait()) >= 0:
         raise UserError(f"training ended with exit code {code} before it was killed")
-    saved = newest_step(first)
+    saved = newest_step(run)
     if code := subprocess.run(command).returncode:
         raise UserError(f"the resumed training ended with exit code {code}")
-    ended = newest_step(second)
-    rows = [(number, row) for number, row in read_rows(second / METRICS) if "train/loss" in row]
+    ended = newest_step(run)
+    rows = [(number, row) for number, row in read_rows(run / METRICS) if "train/loss" in row]
     logged = [number for number, _ in rows]  # a step is logged under the number of those before it
     if logged != [*range(logged[0], ended, logged[0] + 1)] or not saved < ended:
-        raise UserError(f"{second / METRICS} has other steps than a run to step {ended} that nobody killed")
+        raise UserError(f"{run / METRICS} has other steps than a run to step {ended} that nobody killed")
     found: Row = {"resumed at step": saved, "last step": ended}
     found |= {"first loss": float(rows[0][1]["train/loss"]), "last loss": float(rows[-1][1]["train/loss"])}
     for name in ("images_per_second", "mfu", "memory_gib"):

@@ -48,7 +48,7 @@ def teacher(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=VARIANTS)
 def variant(request, teacher, tmp_path_factory, exhaustive):
-    """The name of a variant, and a folder with two runs of four steps: version_0 whole, version_2 resumed at step 2."""
+    """The name of a variant, and a folder with two runs of four steps: version_0 whole, version_1 resumed at step 2."""
     skip_unless_tried(request.param, exhaustive, SOME)
     folder = tmp_path_factory.mktemp(request.param)
     content = digits_config(**KEPT)
@@ -74,11 +74,11 @@ def checkpoint(folder, version=0):
 
 def test_a_resumed_run_is_the_run_that_was_not_stopped(variant):
     name, folder = variant
-    whole, parts = (torch.load(checkpoint(folder, version), weights_only=True) for version in (0, 2))
+    whole, parts = (torch.load(checkpoint(folder, version), weights_only=True) for version in (0, 1))
     assert whole["global_step"] == parts["global_step"] == 4
     assert same(whole["state_dict"], parts["state_dict"])
     assert same(whole["callbacks"]["EMA"]["shadow"], parts["callbacks"]["EMA"]["shadow"])
-    probed, again = (history.read(run_folder(folder, version) / "probes.jsonl")[-1] for version in (0, 2))
+    probed, again = (history.read(run_folder(folder, version) / "probes.jsonl")[-1] for version in (0, 1))
     assert probed.step == again.step == 4
     assert probed.values == again.values
     if name in LOSSES:
@@ -118,7 +118,7 @@ def test_it_is_probed_and_compared(variant, monkeypatch, capsys):
     assert 0 <= report["best"]["test_accuracy"] <= 1
     capsys.readouterr()
     by = "model.net.schedule"
-    evaluate(monkeypatch, folder, "compare", run_folder(folder, 0), run_folder(folder, 2), "--by", by)
+    evaluate(monkeypatch, folder, "compare", run_folder(folder, 0), run_folder(folder, 1), "--by", by)
     shown = capsys.readouterr().out
     expected = name if name in DEPTH_ATTENTION else "gain" if name == "stream" else "linear"
     assert shown.splitlines()[2].startswith(f"| {expected} | 2 |")

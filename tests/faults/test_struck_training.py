@@ -45,7 +45,8 @@ def test_a_signal_anywhere_costs_no_result(training, tmp_path, place, number, se
     assert struck.wait() == CODES[number], struck.stderr
     again = training.start(tmp_path)
     assert again.wait() == 0, again.stderr
-    found = differences(runs(tmp_path)[-1], whole, goes_on_from(again))
+    (run,) = runs(tmp_path)
+    found = differences(run, whole, goes_on_from(again))
     assert not found, f"{at}: {found}"
     lost = max(0, struck.steps - goes_on_from(again))
     assert lost <= 4 if number == signal.SIGKILL else not lost, f"{at}: {lost} steps lost"
@@ -103,6 +104,16 @@ def test_a_damaged_newest_checkpoint_and_half_a_line_cost_only_steps(training, k
     assert not found, f"{damage} at {place}: {found}"
     assert "warning: " in again.stdout + again.stderr
     assert goes_on_from(again) == 4
+
+
+def test_a_kill_while_histories_are_cut_back_costs_nothing(training, killed, tmp_path):
+    folder = tmp_path / "killed"
+    shutil.copytree(killed, folder)
+    assert training.start(folder, at=Moment("cut_rows", 0, 100)).wait() == -9
+    again = training.start(folder)
+    assert again.wait() == 0, again.stderr
+    assert len(runs(folder)) == 1
+    assert not differences(runs(folder)[-1], training.undisturbed[0], goes_on_from(again))
 
 
 def test_a_run_folder_that_is_removed_is_one_line(training, tmp_path):

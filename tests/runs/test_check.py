@@ -92,7 +92,7 @@ def test_every_other_difference_is_said_in_one_line(tmp_path, monkeypatch, caplo
     find_line(line, "trainer.max_steps 3", 2)
     caplog.clear()
     more = ["--data.batch_size=16", "--seed_everything=1", "--model.label_dropout=0.2", "--model.optim.betas=[0.8,0.9]"]
-    flags += [f"--ckpt_path={path}", "--trainer.max_steps=3"]
+    flags += [f"--ckpt_path={path}", "--trainer.max_steps=4"]
     line = refused(capsys, train, monkeypatch, tmp_path, "fit", *flags, *more)
     names = "model.label_dropout,model.optim.betas,data.batch_size,seed_everything"
     find_line(line, path, "model.label_dropout 0.1", 0.2, "--model.label_dropout 0.1", f"--resume.allow '[{names}]'")
@@ -100,7 +100,7 @@ def test_every_other_difference_is_said_in_one_line(tmp_path, monkeypatch, caplo
     train(monkeypatch, tmp_path, "fit", *flags, *more)
     (line,) = find_changes(caplog)
     changed = ["data.batch_size 16 (was 32)", "seed_everything 1 (was 0)", "model.label_dropout 0.2 (was 0.1)"]
-    for change in (*changed, "model.optim.betas [0.8, 0.9] (was [0.9, 0.99])", "trainer.max_steps 3 (was 2)"):
+    for change in (*changed, "model.optim.betas [0.8, 0.9] (was [0.9, 0.99])", "trainer.max_steps 4 (was 3)"):
         assert change in line
     assert line.count("was") == 5
 

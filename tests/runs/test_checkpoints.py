@@ -17,7 +17,8 @@ from runs import StopAt
 from uvit_decay.callbacks import BestCheckpoint, LastCheckpoint
 from uvit_decay.commands import cli
 from uvit_decay.data import Digits
-from uvit_decay.runs.checkpoints import Checkpoints, find_newest, list_names, rotate
+from uvit_decay.runs.checkpoints import Checkpoints, find_newest, has_newer, list_names, rotate
+from uvit_decay.runs.resume import Start
 from uvit_decay.runtime.errors import UserError
 
 TINY = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.limit_val_batches=0", "--trainer.log_every_n_steps=1"]
@@ -46,28 +47,29 @@ def flip_byte(path):
     path.write_bytes(content)
 
 
-def test_one_command_begins_goes_on_and_ends(tmp_path, monkeypatch, caplog, capsys):
+def test_one_command_begins_and_ends_a_run(tmp_path, monkeypatch, caplog):
     command = ["--ckpt_path=auto", "--trainer.max_steps=3"]
-    first = run(monkeypatch, caplog, tmp_path, *command)
-    find_line(first, "--ckpt_path auto", "new run", "runs/digits")
-    (tmp_path / "runs" / "digits" / "version_0" / "checkpoints" / "last.ckpt").unlink()  # as if killed before step 3
-    again = run(monkeypatch, caplog, tmp_path, *command)
-    find_line(again, "--ckpt_path auto", "runs/digits/version_0/checkpoints/previous.ckpt", "step 2")
     folder = tmp_path / "runs" / "digits"
-    assert step(folder / "version_1" / "checkpoints" / "last.ckpt") == 3
-    written = folder / "version_1" / "checkpoints"
-    (written / "last.ckpt").rename(written / "next.ckpt")  # as if killed between the names
+    saved = folder / "version_0" / "checkpoints"
+    find_line(run(monkeypatch, caplog, tmp_path, *command), "--ckpt_path auto", "new run", "runs/digits")
+    os.utime(saved / "last.ckpt", (0, 0))  # clocks play no part
+    (saved / "last.ckpt").rename(saved / "next.ckpt")  # as if killed between the names
     train(monkeypatch, tmp_path, "fit", *TINY, *command)
-    assert step(written / "last.ckpt") == 3
     find_line(caplog.messages[-1], "step 3", "--trainer.max_steps")
-    assert sorted(path.name for path in folder.iterdir()) == ["version_0", "version_1"]
-    os.utime(folder / "version_1" / "checkpoints" / "last.ckpt", (0, 0))  # clocks play no part
-    others = ["--trainer.max_steps=4", "--data.device_batch_size=16", "--model.compile=false"]
-    longer = run(monkeypatch, caplog, tmp_path, "--ckpt_path=auto", *others)
-    find_line(longer, "--ckpt_path auto", "runs/digits/version_1/checkpoints/last.ckpt", "step 3")
+    assert step(saved / "last.ckpt") == 3
+    (saved / "last.ckpt").rename(saved / "next.ckpt")
+    longer = ["--ckpt_path=auto", "--trainer.max_steps=4", "--data.device_batch_size=16", "--model.compile=false"]
+    find_line(run(monkeypatch, caplog, tmp_path, *longer), "runs/digits/version_0/checkpoints/next.ckpt", "step 3")
+    assert {path.name: step(path) for path in saved.iterdir()} == {"last.ckpt": 4, "previous.ckpt": 3}
+    assert [path.name for path in folder.iterdir()] == ["version_0"]
+
+
+def test_another_seed_is_another_run_and_last_is_the_newest_of_all(tmp_path, monkeypatch, caplog, capsys):
+    command = ["--ckpt_path=auto", "--trainer.max_steps=1"]
+    run(monkeypatch, caplog, tmp_path, *command)
     find_line(run(monkeypatch, caplog, tmp_path, *command, "--seed_everything=1"), "new run")
     train(monkeypatch, tmp_path, "validate", *TINY, "--trainer.limit_val_batches=1", "--ckpt_path=last")
-    find_line(caplog.messages, "--ckpt_path last", "runs/digits/version_3/checkpoints/last.ckpt", "step 3")
+    find_line(caplog.messages, "--ckpt_path last", "runs/digits/version_1/checkpoints/last.ckpt", "step 1")
     assert "val/loss" in capsys.readouterr().out
 
 
@@ -84,6 +86,9 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_the_run_ends_the_
     assert line.startswith("warning: ")
     find_line(line, "version_0/checkpoints/last.ckpt", "version_0/checkpoints/previous.ckpt", "step 2")
     assert found == tmp_path / "lightning_logs" / "version_0" / "checkpoints" / "previous.ckpt"
+    assert not has_newer(
+        tmp_path / "lightning_logs" / "version_0", 2, Checkpoints()
+    )  # so the run goes on in its folder
     trainer.fit(rest, Digits(32), ckpt_path=found)
     assert same(state(rest), state(task))
 
@@ -168,7 +173,7 @@ def rank_of_two(folder, rank):
         trainer = tiny_trainer(place, best, max_steps=6, val_check_interval=6, **options)
         try:
             found, task = find_newest("auto", {}, (), trainer.loggers, place, Checkpoints()), tiny_task()
-            task.start = found and (str(found), 4)
+            task.start = found and Start(found, 4)
             trainer.fit(task, Digits(32), ckpt_path=found)
             said.append(f"{trainer.ckpt_path.name} to {trainer.global_step}, best at {best.step}")
         except UserError as error:

@@ -57,8 +57,7 @@ def test_missing_results_are_made_by_the_same_command(callback, command, monkeyp
         kill_at_the_end(patch, callback)
         with pytest.raises(Killed):
             command("killed")
-    *_, finished = command("killed")
-    assert finished.name == "version_1"
+    (finished,) = command("killed")
     find_line(caplog.messages, "step 3", callback.__name__)
     for name in RESULTS:
         assert (finished / name).read_bytes() == (whole / name).read_bytes(), name
@@ -67,11 +66,20 @@ def test_missing_results_are_made_by_the_same_command(callback, command, monkeyp
     for name, value in theirs["state_dict"].items():
         assert torch.equal(ours["state_dict"][name], value)
     assert [json.loads(line)["step"] for line in (finished / "probes.jsonl").read_text().splitlines()] == [2, 3]
-    before = {path: path.stat().st_mtime_ns for path in finished.parent.rglob("*")}
+    before = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
     caplog.clear()
-    assert command("killed")[-1] == finished
+    assert command("killed") == [finished]
     find_line(caplog.messages, "step 3", "--trainer.max_steps")
-    assert {path: path.stat().st_mtime_ns for path in finished.parent.rglob("*")} == before
+    assert {path: path.stat().st_mtime_ns for path in finished.rglob("*")} == before
+
+
+def test_a_longer_run_first_makes_the_missing_results_of_a_shorter_one(command, monkeypatch):
+    with monkeypatch.context() as patch:
+        kill_at_the_end(patch, LinearProbes)
+        with pytest.raises(Killed):
+            command("killed")
+    (run,) = command("killed", "--trainer.max_steps=4")
+    assert [json.loads(line)["step"] for line in (run / "probes.jsonl").read_text().splitlines()] == [2, 3, 4]
 
 
 def test_a_second_kill_costs_no_result_that_is_recorded(command, monkeypatch):
@@ -84,8 +92,7 @@ def test_a_second_kill_costs_no_result_that_is_recorded(command, monkeypatch):
         with pytest.raises(Killed):
             command("killed")
         kill_at_the_end(patch, Preview)  # which is not made again
-    *_, last = command("killed")
-    assert last.name == "version_2"
+    (last,) = command("killed")
     (whole,) = command("whole")
     for name in RESULTS:
         assert (last / name).read_bytes() == (whole / name).read_bytes(), name

@@ -1,8 +1,9 @@
-"""Histories: lines in one schema, whole whatever happens, and joined by the resumed run."""
+"""Histories: lines in one schema, complete whatever happens, and cut where a run resumes."""
 
 import json
 import math
 import os
+from unittest.mock import Mock
 
 import pytest
 
@@ -45,11 +46,36 @@ def test_a_run_that_is_killed_while_it_writes_leaves_whole_lines(tmp_path, monke
     assert history.read(path) == [at(20, value=1.0)]
 
 
-def test_a_copy_ends_at_its_step(tmp_path):
-    source, target = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
-    history.copy_until(40, source, target)
-    assert not target.exists()
-    for step in (20, 40, 60):
-        history.append(source, at(step, value=1.0))
-    history.copy_until(40, source, target)
-    assert [measurement.step for measurement in history.read(target)] == [20, 40]
+@pytest.fixture(params=["measurements", "rows"])
+def kind(request, tmp_path):
+    """A function that cuts a kind of history, the path of one with steps 20, 40 and 60, and its steps."""
+    path = tmp_path / "history"
+    if request.param == "measurements":
+        for step in (20, 40, 60):
+            history.append(path, at(step, value=1.0))
+        return history.cut, path, lambda: [measurement.step for measurement in history.read(path)]
+    path.write_bytes(b"step,train/loss,val/loss\r\n20,,1.0\r\n40,,1.0\r\n40,1.0,\r\n60,1.0,\r\n")
+    return history.cut_rows, path, lambda: [step for step, _ in history.read_rows(path)]
+
+
+def test_a_history_is_cut_in_its_place_or_copied(kind, tmp_path):
+    cut, path, list_steps = kind
+    before = path.read_bytes()
+    cut(40, tmp_path / "none", tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+    cut(40, path, tmp_path / "copy")
+    assert path.read_bytes() == before
+    cut(40, path, path)
+    assert list_steps() == [20, 40]
+    assert path.read_bytes() == (tmp_path / "copy").read_bytes()
+    cut(10, path, path)
+    assert not path.exists()
+
+
+def test_a_kill_while_a_history_is_cut_leaves_it_whole(kind, monkeypatch):
+    cut, path, _ = kind
+    before = path.read_bytes()
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        cut(40, path, path)
+    assert path.read_bytes() == before

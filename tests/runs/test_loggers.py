@@ -48,7 +48,7 @@ def test_a_number_follows_the_highest_and_one_that_is_there_is_refused(tmp_path)
     logger.log_metrics({"a": 1.0}, 0)
     logger.finalize("success")
     with raises_user_error("exists"):
-        RunLogger("x", str(tmp_path), version=7)
+        RunLogger("x", str(tmp_path), version=7).save()
 
 
 class Foreign(Logger):
@@ -98,7 +98,8 @@ def test_runs_without_a_logger_that_makes_folders_have_folders_of_their_own(tmp_
     for number in range(2):
         names = {path.name for path in (tmp_path / "runs" / "digits_uvit" / f"version_{number}").iterdir()}
         pictures = {"samples", "samples.png", "probes.png", "branches.png"}
-        assert names - {"probes.csv", "probes.jsonl", "branches.jsonl"} == pictures | {"checkpoints", "config.yaml"}
+        logs = {"probes.csv", "probes.jsonl", "branches.jsonl"}
+        assert names - logs == pictures | {"checkpoints", "config.yaml", "launches.jsonl"}
     shown = ("branches", "samples", "probes")
     found = [call.kwargs for call in logger.log_image.call_args_list]
     assert [(one["key"], len(one["images"]), one["step"]) for one in found] == [(name, 1, 2) for name in shown]

@@ -40,7 +40,7 @@ PLACES = {  # functions in which runs are struck
     "in the metrics": "GenerationMetrics.evaluate",
     "in the probes": "LinearProbes.evaluate",
     "in the log": "RunLogger.log_metrics",
-    "in a new header of the log": "_Writer._rewrite_with_new_header",
+    "in a new header of the log": "RowWriter._rewrite_with_new_header",
     "in the summary": "Summary.on_fit_end",
 }
 FILES = ("generation.jsonl", "probes.jsonl", "probes.csv", "samples.png")

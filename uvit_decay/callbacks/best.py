@@ -30,8 +30,8 @@ class BestCheckpoint(Checkpoint):
     """The checkpoint of the best value so far, checkpoints/best_<metric>.ckpt; add one for each metric.
 
     Values are compared when the validation, or all metrics and probes of a step, have ended. The new file replaces the
-    former one when it is complete. A resumed run knows the best value so far: if it finds no better value, the file
-    stays in the folder of the previous run.
+    former one when it is complete. A resumed run knows the best value so far: in a new folder, the file stays in the
+    folder of the run that it resumes until a better value is found.
 
     Args:
         metric: a validation metric such as `val/loss`, or a value in generation.jsonl or probes.jsonl, such as `fd` or

@@ -21,14 +21,14 @@ from uvit_decay.nn.block import AdaLNBlock, Block
 from uvit_decay.nn.depth_attention import MixingSums, Sources, mixing_of
 from uvit_decay.plots import heat_maps
 from uvit_decay.runs import history
-from uvit_decay.runs.folder import continue_history, run_folder
+from uvit_decay.runs.folder import run_folder
+from uvit_decay.runs.history import BRANCHES
 from uvit_decay.runs.loggers import log_picture
 from uvit_decay.runtime.errors import UserError, check_whole, explain
 from uvit_decay.runtime.typed import check_types
 from uvit_decay.tasks.base import Task
 from uvit_decay.tasks.sharding import full_tensor
 
-FILE = "branches.jsonl"
 FIGURE = "branches.png"
 TITLES = {  # of the panels of the figure, by name of the values
     "x": "rms of x",
@@ -190,9 +190,6 @@ class BranchNorms(Callback):
         self._ends = task.net.branch_ends()
         self._before: list[Tensor] = []
 
-    def on_train_start(self, trainer: Trainer, task: Task) -> None:
-        continue_history(trainer, FILE)
-
     def on_train_batch_start(self, trainer: Trainer, task: Task, *_: Any) -> None:
         if self._is_due(trainer):
             self._observed.start()
@@ -220,7 +217,7 @@ class BranchNorms(Callback):
             for name, row in {"x": x, "f": f, "ratio": ratios, "update": updates}.items():
                 for k, value in enumerate(row):
                     values[f"{name}_{k}"] = value
-            record(trainer, folder / FILE, values, {"branches": self._ends}, {})
+            record(trainer, folder / BRANCHES, values, {"branches": self._ends}, {})
         self._save_mixing(trainer, task, folder)
 
     def _measure_updates(self, task: Task) -> list[float]:
@@ -248,7 +245,7 @@ class BranchNorms(Callback):
         folder = run_folder(trainer)  # all ranks must call it
         if not trainer.is_global_zero:
             return
-        measured = history.read(folder / FILE)
+        measured = history.read(folder / BRANCHES)
         if measured:
             draw(measured, folder / FIGURE)
             log_picture(trainer, folder / FIGURE)

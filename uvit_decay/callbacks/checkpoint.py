@@ -13,9 +13,8 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.callbacks.stopping import StopSignals
-from uvit_decay.runs.checkpoints import LAST, NEXT, rotate
-from uvit_decay.runs.finish import is_finishing
-from uvit_decay.runs.folder import run_folder
+from uvit_decay.runs.checkpoints import LAST, NEXT, finish_rotation, rotate
+from uvit_decay.runs.folder import goes_on, run_folder
 from uvit_decay.runs.history import CHECKPOINTS
 from uvit_decay.runtime.errors import check_whole
 from uvit_decay.runtime.files import replacing
@@ -70,7 +69,7 @@ class LastCheckpoint(Checkpoint):
         self.keep_every_n_steps = keep_every_n_steps
         self.keep_last = keep_last
         self._seen_step = -1  # the newest step
-        self._saved_step = -1  # step of last.ckpt, or of the start of the run
+        self._saved_step = -1  # step of last.ckpt
         self._signals: StopSignals | None = None
 
     def setup(self, trainer: Trainer, task: LightningModule, stage: str) -> None:
@@ -94,6 +93,14 @@ class LastCheckpoint(Checkpoint):
 
     def on_train_start(self, trainer: Trainer, task: LightningModule) -> None:
         self._seen_step = self._saved_step = trainer.global_step
+        if not trainer.ckpt_path:
+            return
+        if not goes_on(trainer):
+            self._saved_step = -1  # the new folder has no file yet
+        elif Path(trainer.ckpt_path).name == NEXT:  # a kill interrupted the rotation
+            trainer.strategy.barrier()  # by now all ranks have read the file
+            if trainer.is_global_zero:
+                finish_rotation(Path(trainer.ckpt_path))
 
     def _save(self, trainer: Trainer, name: str = NEXT) -> None:
         """Save a checkpoint, by default last.ckpt; a fast_dev_run saves nothing. All ranks must call this."""
@@ -149,6 +156,6 @@ class LastCheckpoint(Checkpoint):
 
     def on_train_end(self, trainer: Trainer, task: LightningModule) -> None:
         self._stop_if_signalled(trainer)
-        if trainer.global_step != self._saved_step or is_finishing(trainer):
+        if trainer.global_step != self._saved_step:
             self._save(trainer)
         self._signals.at_once = True  # everything is saved

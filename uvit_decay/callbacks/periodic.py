@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import shutil
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from uvit_decay.image_io import save_image
 from uvit_decay.runs import history
 from uvit_decay.runs.counters import run_length
 from uvit_decay.runs.finish import is_finishing
-from uvit_decay.runs.folder import continue_history, find_previous_run, run_folder
+from uvit_decay.runs.folder import find_previous_run, run_folder
 from uvit_decay.runs.loggers import log_numbers, log_picture
 from uvit_decay.runtime.errors import UserError, check_whole
 from uvit_decay.runtime.files import check_writable
@@ -46,7 +45,6 @@ class Periodic(Callback):
 
     batch_size: int  # images per batch on each device
     history_file: str | None = None  # file name of its measurements in the run folder
-    files: Sequence[str] = ()  # names of further files there, of the newest evaluation
     picture: str | None = None  # name of its pictures in the run folder
     reads_images = True  # whether it needs a data module of uvit_decay.data; otherwise any loader will do
     asked: Precision | None = None  # precision of the network; None: the precision of the task's sampling
@@ -126,37 +124,22 @@ class Periodic(Callback):
                 yield
 
     def on_train_start(self, trainer: Trainer, task: Task) -> None:
-        """Continue the history of a resumed run, and evaluate at its last step if that is due and not recorded."""
+        """Evaluate at the step from which a run resumes, if that is due and not recorded."""
         step = self.evaluated = trainer.global_step
-        if self.history_file:
-            continue_history(trainer, self.history_file)
         previous = find_previous_run(trainer)
         at_end = self.at_end and is_finishing(trainer)
-        due = at_end or self._is_due(trainer)
+        was_end = self.at_end and task.start is not None and task.start.ended
+        due = at_end or was_end or self._is_due(trainer)
         missing = previous is not None and due and not self._has_record(previous, step)
         if trainer.strategy.broadcast(missing):
             self.evaluated = -1
-            if not at_end:  # otherwise `on_train_end` evaluates, when a checkpoint is in this run's folder
+            if not at_end:  # otherwise `on_train_end` evaluates, when all callbacks have begun
                 self._evaluate_once(trainer, task)
-        elif is_finishing(trainer):
-            folder = run_folder(trainer)  # all ranks must call it
-            if trainer.is_global_zero:
-                self._copy_files(previous, folder, step)
 
     def lacks_result(self, folder: Path, step: int) -> bool:
         """Return whether the run in `folder` ends at `step` and has no record of the evaluation that is due there."""
         due = self.at_end or (self.every_n_steps > 0 and step % self.every_n_steps == 0)
         return due and not self._has_record(folder, step)
-
-    def _copy_files(self, previous: Path, folder: Path, step: int) -> None:
-        """Copy the newest files of a previous run, which this run does not write again."""
-        names = list(self.files)
-        if self.picture:
-            names += [f"{self.picture}.png", str(picture_path(Path(), self.picture, step))]
-        for name in names:
-            if (previous / name).exists():
-                (folder / name).parent.mkdir(exist_ok=True)
-                shutil.copyfile(previous / name, folder / name)
 
     def _has_record(self, folder: Path, step: int) -> bool:
         """Return whether a run folder has a record of the evaluation at a step; true if this callback keeps none."""

@@ -62,7 +62,6 @@ class LinearProbes(Periodic):
     """
 
     history_file = PROBES
-    files = ("probes.csv", "probes.png", NOISE_SHARE_PICTURE)
 
     def __init__(
         self,

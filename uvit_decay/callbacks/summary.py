@@ -9,31 +9,22 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay.runs.checkpoints import LAST
-from uvit_decay.runs.folder import CONFIG, find_previous_run, run_folder
-from uvit_decay.runs.history import CHECKPOINTS, METRICS
-from uvit_decay.runs.log import RunLogger
+from uvit_decay.runs.folder import CONFIG, run_folder
+from uvit_decay.runs.history import CHECKPOINTS
 from uvit_decay.runtime.errors import check_whole
+from uvit_decay.runtime.files import LOCK
 from uvit_decay.runtime.program import localise
 from uvit_decay.runtime.typed import check_types
 from uvit_decay.tasks.base import Task
 
 
 class Summary(Callback):
-    """A message at the end of training: speed, contents of the run folder and a command that uses its checkpoint.
-
-    In a resumed run, metrics.csv begins with the log of the previous run.
-    """
+    """A message at the end of training: speed, contents of the run folder and a command that uses its checkpoint."""
 
     _start = 0  # step at which training started
 
     def on_train_start(self, trainer: Trainer, task: LightningModule) -> None:
         self._start = trainer.global_step
-        previous = find_previous_run(trainer)
-        if previous is None or trainer.fast_dev_run:
-            return
-        for logger in trainer.loggers:
-            if isinstance(logger, RunLogger):
-                logger.copy_until(trainer.global_step, previous / METRICS)
 
     def on_fit_end(self, trainer: Trainer, task: Task) -> None:
         folder = run_folder(trainer)
@@ -43,7 +34,7 @@ class Summary(Callback):
         speed = trainer.callback_metrics.get("train/images_per_second")
         if speed is not None:
             message += f", {float(speed):.1f} images/s"
-        contents = sorted(path.name for path in folder.iterdir())
+        contents = sorted(path.name for path in folder.iterdir() if path.name != LOCK)
         message += f"\nrun folder: {folder}, with {', '.join(contents)}"
         checkpoint = folder / CHECKPOINTS / LAST
         if checkpoint.exists():

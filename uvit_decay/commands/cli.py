@@ -7,6 +7,7 @@ import re
 import threading
 import traceback
 import warnings
+from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,8 @@ from uvit_decay.runs.checkpoints import (
 )
 from uvit_decay.runs.finish import find_missing
 from uvit_decay.runs.folder import makes_folders
-from uvit_decay.runs.log import RunFolder, SaveConfig
+from uvit_decay.runs.launch import SaveConfig, go_on
+from uvit_decay.runs.log import RunFolder
 from uvit_decay.runs.resume import resume
 from uvit_decay.runtime.command_line import Parser as OneLineParser
 from uvit_decay.runtime.concurrency import keep_freed_memory
@@ -81,6 +83,8 @@ def _hush() -> None:
 class CLI(LightningCLI):
     """LightningCLI with one seed for everything; flags take precedence over the settings of a checkpoint."""
 
+    writes = True  # whether the command writes to the run folder
+
     @classmethod
     def run(cls, words: list[str]) -> None:
         """Run the subcommand that the words of a command line name."""
@@ -92,7 +96,7 @@ class CLI(LightningCLI):
         keep_freed_memory()
         torch.set_float32_matmul_precision("high")  # TF32 on GPUs; nothing changes on the CPU
         try:
-            with others_needed():
+            with others_needed(), ExitStack() as claims:
                 cls(
                     Task,
                     ImageData,
@@ -102,7 +106,7 @@ class CLI(LightningCLI):
                     auto_configure_optimizers=False,
                     parser_class=Parser,
                     save_config_callback=SaveConfig,
-                    save_config_kwargs={"save_to_log_dir": False},
+                    save_config_kwargs={"save_to_log_dir": False, "claims": claims},
                     args=words,
                 )
         except MisconfigurationException as error:
@@ -247,17 +251,18 @@ class CLI(LightningCLI):
 
     def before_fit(self) -> None:
         """Check --ckpt_path, or load the weights from which a new run starts, before any work."""
-        step = self._resume()
-        if step is None:
+        self._resume()
+        start = self.model.start
+        if start is None:
             self.model.load_initial()
             return
         self.model.init_from = None
         # Ranks may see different folders: if there are several, they agree when the checkpoint is loaded.
         alone = self.trainer.world_size == 1
-        is_complete = 0 <= self.trainer.max_steps <= step
-        checkpoint = self._get(self.config_init, "ckpt_path")
-        if alone and is_complete and not find_missing(self.trainer, checkpoint, step):
-            raise RunEnded(f"the checkpoint is at step {step}: set --trainer.max_steps higher than that to resume")
+        is_complete = 0 <= self.trainer.max_steps <= start.step
+        if alone and is_complete and not find_missing(self.trainer, start.checkpoint, start.step):
+            step = f"the checkpoint is at step {start.step}"
+            raise RunEnded(f"{step}: set --trainer.max_steps higher than that to resume")
 
     def before_validate(self) -> None:
         """Check --ckpt_path before any work; it is required here."""
@@ -265,8 +270,8 @@ class CLI(LightningCLI):
             raise UserError("validate needs --ckpt_path runs/.../last.ckpt, or --ckpt_path last")
         self._resume()
 
-    def _resume(self) -> int | None:
-        """Tell the task its settings, and check that it can resume from --ckpt_path; return the step, None without one.
+    def _resume(self) -> None:
+        """Tell the task its settings and, once it is checked, the checkpoint from which it resumes.
 
         Lightning is given the file that `last` and `auto` mean.
         """
@@ -274,11 +279,13 @@ class CLI(LightningCLI):
         task = self.model
         task.settings = self._dump_settings()
         task.allowed = self._list_allowed()
-        found = resume(task, self.trainer, chosen, self._checkpoints, self.subcommand == "fit")
-        path, step = found or (None, None)
+        claims = self.save_config_kwargs["claims"] if self.writes else None
+        trains = self.subcommand == "fit"
+        task.start = resume(task, self.trainer, self.datamodule, chosen, self._checkpoints, trains, claims)
+        if self.writes and task.start is not None and task.start.run is not None:
+            go_on(self.trainer, task.start)
         if chosen in NAMES:
-            self.config_init[self.subcommand].ckpt_path = path
-        return step
+            self.config_init[self.subcommand].ckpt_path = task.start and task.start.checkpoint
 
     def _list_allowed(self) -> list[str]:
         """Return the settings of --resume.allow."""

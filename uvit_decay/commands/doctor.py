@@ -45,6 +45,8 @@ PRACTICE = {
 class Doctor(CLI):
     """LightningCLI that parses the flags of `fit`, builds its objects, and prints findings instead of training."""
 
+    writes = False
+
     def __init__(self, *args: Any, **options: Any) -> None:
         """Run the command; remove folders that the loggers have made."""
         self._missing: list[Path] = []

@@ -37,8 +37,7 @@ class Run:
         """Step of the checkpoint from which it resumes; 0 for a new run."""
         if self.task.start is None:
             return 0
-        _, step = self.task.start
-        return step
+        return self.task.start.step
 
     @property
     def periodic(self) -> list[Periodic]:

@@ -115,8 +115,7 @@ def describe_changes(contents: Mapping[str, Any], card: ModelCard, task: Lightni
         UserError: a run of train.py has other data, and `task.allowed` does not name them.
     """
     found = compare_settings(contents.get("settings") or {}, task.settings)
-    # A run of commit afd6c43 stored the former fingerprint, of classes and labels alone; it resumes, too.
-    if card.data_hash in (data.fingerprint, data.former_fingerprint):  # the same images, in another place
+    if has_images(card, data):  # perhaps in another place
         found = [change for change in found if change.name != "data.path"]
     elif card.data_hash is not None:
         before = f"{card.data} ({card.data_hash[:8]})"
@@ -126,6 +125,12 @@ def describe_changes(contents: Mapping[str, Any], card: ModelCard, task: Lightni
             raise UserError(explain_refusal("the checkpoint", (), [other]))
         found.append(other)
     return ", ".join(map(str, found))
+
+
+def has_images(card: ModelCard, data: ImageData) -> bool:
+    """Return whether the data, set up, have the training images of a checkpoint; False if it does not tell."""
+    # A run of commit afd6c43 stored the former fingerprint, of classes and labels alone; it resumes, too.
+    return card.data_hash in (data.fingerprint, data.former_fingerprint)
 
 
 def check_data(card: ModelCard, data: ImageData, conditional: bool, allowed: Sequence[str] = ()) -> None:

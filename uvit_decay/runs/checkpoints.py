@@ -7,6 +7,7 @@ not used.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -145,6 +146,17 @@ def find_newest(
     return None
 
 
+def has_newer(run: Path, step: int, checkpoints: Checkpoints) -> bool:
+    """Return whether a run has an undamaged checkpoint of a later step than `step`."""
+    for candidate in _list_candidates(run, checkpoints, []):
+        if candidate.step <= step:
+            break
+        with suppress(UserError):
+            checkpoints.read(candidate.path, whole=True)
+            return True
+    return False
+
+
 def _find_candidates(
     runs: Iterable[Path], fits: Callable[[Settings], bool], checkpoints: Checkpoints, damaged: list[str]
 ) -> Iterator[Candidate]:
@@ -157,20 +169,25 @@ def _find_candidates(
         damaged: gets the messages about files that cannot be read.
     """
     for run in runs:
-        found = []
-        for path in _list_files(run):
-            try:
-                contents = checkpoints.read(path)
-                step = as_type(int, contents.get("global_step"), f"global_step of {path}")
-                settings = as_type(dict[str, object], contents.get("settings") or {}, f"{path}: settings")
-            except UserError as error:
-                damaged.append(str(error))
-            else:
-                found.append(Candidate(path, step, settings))
-        found.sort(key=lambda candidate: (-candidate.step, candidate.path.name != LAST))
-        for candidate in found:
+        for candidate in _list_candidates(run, checkpoints, damaged):
             if fits(candidate.settings):
                 yield candidate
+
+
+def _list_candidates(run: Path, checkpoints: Checkpoints, damaged: list[str]) -> list[Candidate]:
+    """Return the checkpoints of a run, the newest first; add the messages about unreadable files to `damaged`."""
+    found = []
+    for path in _list_files(run):
+        try:
+            contents = checkpoints.read(path)
+            step = as_type(int, contents.get("global_step"), f"global_step of {path}")
+            settings = as_type(dict[str, object], contents.get("settings") or {}, f"{path}: settings")
+        except UserError as error:
+            damaged.append(str(error))
+        else:
+            found.append(Candidate(path, step, settings))
+    found.sort(key=lambda candidate: (-candidate.step, candidate.path.name != LAST))
+    return found
 
 
 def _list_files(run: Path) -> list[Path]:

@@ -1,6 +1,6 @@
 """Results that a run lacks at its end: a kill came after the last checkpoint and before an evaluation was recorded.
 
-A resumed run makes them in a folder of its own, with a copy of the checkpoint and of what was recorded.
+A resumed run makes them without training.
 """
 
 from __future__ import annotations

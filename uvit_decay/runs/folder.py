@@ -1,21 +1,26 @@
-"""The run folder, runs/<experiment>/version_N: where it is, and which files mark it."""
+"""The run folder, runs/<experiment>/version_N: where it is, and who may write there."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeGuard
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_info
 
-from uvit_decay.runs import history
-from uvit_decay.runs.history import GENERATION, METRICS, PROBES, run_of
+from uvit_decay.runs.history import HISTORIES, METRICS, run_of
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.files import Claimed, claim_paths, remove_remains
 
 CONFIG = "config.yaml"
-RUN_FILES = (CONFIG, METRICS, PROBES, GENERATION)  # a run may begin with them; each marks a run folder
-RUN = re.compile(r"version_(\d+)")
+LAUNCHES = "launches.jsonl"
+RUN_FILES = (CONFIG, LAUNCHES, METRICS, *HISTORIES)  # a run may begin with them; each marks a run folder
+NUMBERED = re.compile(r"version_(\d+)")
+WAIT = 60.0  # seconds for which a run waits for the program that still writes its folder
 
 
 def makes_folders(logger: object) -> TypeGuard[TensorBoardLogger | CSVLogger]:
@@ -39,11 +44,17 @@ def list_run_folders(experiment: Path) -> list[Path]:
     """Return the folders version_N of an experiment, the highest N first."""
     runs = []
     for folder in experiment.glob("version_*"):
-        match = RUN.fullmatch(folder.name)
+        match = NUMBERED.fullmatch(folder.name)
         if match and folder.is_dir():
             runs.append((int(match[1]), folder))
     runs.sort(reverse=True)
     return [folder for _, folder in runs]
+
+
+def read_version(run: Path) -> int | str:
+    """Return the version of a logger whose folder is `run`: its number, or its name."""
+    match = NUMBERED.fullmatch(run.name)
+    return int(match[1]) if match else run.name
 
 
 def run_folder(trainer: Trainer) -> Path:
@@ -61,18 +72,56 @@ def run_folder(trainer: Trainer) -> Path:
     return folder
 
 
+def find_own_run(checkpoint: Path, trainer: Trainer) -> Path | None:
+    """Return the run folder of a checkpoint if it is a folder of this experiment, otherwise None.
+
+    If the user gives the logger a version, it must be this one.
+    """
+    run = run_of(checkpoint)
+    logger = next(filter(makes_folders, trainer.loggers), None)
+    if run is None or logger is None:
+        return None
+    if logger._version is None:
+        same = run.parent.resolve() == Path(logger.root_dir).resolve()
+    else:
+        same = run.resolve() == Path(logger.log_dir).resolve()
+    return run if same else None
+
+
 def find_previous_run(trainer: Trainer) -> Path | None:
-    """Return the folder of the run that this run resumes; None for a new run, or if the folder is not known."""
+    """Return the folder of the checkpoint from which a run resumes; None for a new run, or if it is not known."""
     if not trainer.ckpt_path:
         return None
     return run_of(trainer.ckpt_path)
 
 
-def continue_history(trainer: Trainer, name: str) -> None:
-    """Copy the history `name` of the run that this run resumes, up to the present step; all ranks must call this."""
-    previous = find_previous_run(trainer)
-    if previous is None or trainer.fast_dev_run:
-        return
+def goes_on(trainer: Trainer) -> bool:
+    """Return whether a run resumes in the folder of its checkpoint; all ranks must call this."""
     folder = run_folder(trainer)
-    if trainer.is_global_zero:
-        history.copy_until(trainer.global_step, previous / name, folder / name)
+    previous = find_previous_run(trainer)
+    return previous is not None and previous.resolve() == folder.resolve()
+
+
+def claim_run(run: Path, claims: ExitStack) -> bool:
+    """Lock a run folder until `claims` is closed, and remove partial files of killed programs.
+
+    Returns:
+        whether this had to wait for another program, which may have saved a newer checkpoint meanwhile.
+
+    Raises:
+        UserError: another program still trains there after a minute.
+    """
+    waited = False
+    try:
+        claims.enter_context(claim_paths(run))
+    except Claimed:
+        waited = True
+        rank_zero_info(f"another program is writing {run}: waiting up to {WAIT:g} s for its end")
+        try:
+            claims.enter_context(claim_paths(run, wait=WAIT))
+        except Claimed as error:
+            advice = "wait for its end, or leave --ckpt_path out to start a new run"
+            raise UserError(f"another program trains in {run}: {advice}") from error
+    for folder in (run, *filter(Path.is_dir, run.iterdir())):  # checkpoints, pictures
+        remove_remains(folder)
+    return waited

@@ -1,11 +1,13 @@
-"""Histories of a run: probes.jsonl and generation.jsonl in its folder, one line of JSON per measurement.
+"""Histories of a run: probes.jsonl, generation.jsonl, branches.jsonl and metrics.csv in its folder.
 
+A line of a .jsonl file is a measurement:
 {"step": 500, "epoch": 11.36, "images_seen": 16000, "values": {"fd": 12.3}, "metadata": {"n": 1000, ...}}
 """
 
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import re
@@ -19,6 +21,8 @@ from uvit_decay.runtime.validation import as_type, parse, read_text
 
 PROBES = "probes.jsonl"
 GENERATION = "generation.jsonl"
+BRANCHES = "branches.jsonl"
+HISTORIES = (PROBES, GENERATION, BRANCHES)
 CHECKPOINTS = "checkpoints"  # folder beside the histories
 FORMER = {"effective_rank": "spectrum_entropy", "dimensions": "effective_rank_exp"}  # earlier names of scores
 SCORE = re.compile(r"(tracked_)?(\w+?)(_of_cls)?")  # a score of probes, perhaps of the tracked layer, of class tokens
@@ -111,11 +115,43 @@ def append(path: Path, measurement: Measurement) -> None:
     _write(path, history)
 
 
-def copy_until(step: int, source: Path, target: Path) -> None:
-    """Write the measurements of `source` up to and including `step` to `target`, if there are any."""
-    kept = [measurement for measurement in read(source) if measurement.step <= step]
-    if kept:
+def cut(step: int, source: Path, target: Path) -> None:
+    """Write the measurements of `source` up to and including `step` to `target`, which may be the same file.
+
+    The file is replaced, so that a kill leaves the old or the new one. Without such measurements there is no file.
+    """
+    measurements = read(source)
+    kept = [measurement for measurement in measurements if measurement.step <= step]
+    if kept and (target != source or len(kept) < len(measurements)):
         _write(target, kept)
+    elif not kept:
+        target.unlink(missing_ok=True)
+
+
+def cut_rows(step: int, source: Path, target: Path) -> None:
+    """Write the rows of a metrics.csv from before `step` to `target`, which may be the same file; see `cut`.
+
+    Lightning logs a training step under the number of steps before it, and an evaluation under the number of steps
+    after it. The columns stay, in their order.
+    """
+    kept = []
+    names = {"step": ""}
+    for logged_at, values in read_rows(source):
+        names |= values
+        end = step if "train/loss" in values else step + 1
+        if logged_at < end:
+            kept.append({**values, "step": logged_at})
+    if not kept:
+        target.unlink(missing_ok=True)
+        return
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, sorted(names))  # in the order of Lightning's writer
+    writer.writeheader()
+    writer.writerows(kept)
+    content = text.getvalue().encode()
+    if not target.exists() or target.read_bytes() != content:
+        with replacing(target) as file:
+            file.write(content)
 
 
 def _write(path: Path, measurements: list[Measurement]) -> None:

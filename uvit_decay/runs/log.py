@@ -1,47 +1,69 @@
-"""The loggers of the run folder: TensorBoard events, metrics.csv and config.yaml."""
+"""The loggers of the run folder: TensorBoard events and metrics.csv, whose rows a resumed run continues."""
 
 from __future__ import annotations
 
+import csv
 import shutil
-import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.loggers.csv_logs import CSVLogger, ExperimentWriter
+from lightning.pytorch.loggers.logger import rank_zero_experiment
 from lightning.pytorch.utilities import rank_zero_only
 
-from uvit_decay.runs.folder import CONFIG, RUN_FILES, run_folder
-from uvit_decay.runs.history import CHECKPOINTS, METRICS, read_rows
-from uvit_decay.runs.loggers import guard
+from uvit_decay.runs.folder import RUN_FILES
+from uvit_decay.runs.history import METRICS, read_rows
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import check_writable, replacing, writing
+from uvit_decay.runtime.files import LOCK, check_writable, replacing, writing
 from uvit_decay.runtime.typed import check_types
 
 
-class SaveConfig(SaveConfigCallback):
-    """Writes config.yaml to the run folder, which must not hold another run, and guards the loggers.
+class RowWriter(ExperimentWriter):
+    """Lightning's writer of metrics.csv, which keeps the rows of an existing file and replaces the file atomically.
 
-    A logger that fails during the run is reported once and does not end the run, see `guard`.
+    Lightning's own writer removes the file, and it truncates it to write a header with new names. Numbers that the last
+    steps of the file already have are not written again: a run that was killed while it evaluated evaluates again.
     """
 
-    def setup(self, trainer: Trainer, task: LightningModule, stage: str) -> None:
-        for logger in trainer.loggers:
-            guard(logger)
-        self._folder = run_folder(trainer)
-        occupied = False
-        if trainer.is_global_zero:
-            occupied = any((self._folder / name).exists() for name in (CHECKPOINTS, *RUN_FILES))
-        if trainer.strategy.broadcast(occupied) and not self.already_saved:
-            raise UserError(f"{self._folder} already holds a run: set another version or folder of the logger")
-        super().setup(trainer, task, stage)
+    def __init__(self, log_dir: str) -> None:
+        self._written: set[tuple[int, str]] | None = None  # (step, name) in the last two steps of the file
+        super().__init__(log_dir)
 
-    def save_config(self, trainer: Trainer, task: LightningModule, stage: str) -> None:
-        for logger in trainer.loggers:
-            logger.log_hyperparams(task.settings)
-        self.parser.save(self.config, str(self._folder / CONFIG), skip_unset=False, overwrite=True)
+    def _check_log_dir_exists(self) -> None:
+        """Do nothing; Lightning removes metrics.csv from a folder that is not empty."""
+
+    def log_metrics(self, metrics_dict: Mapping[str, Any], step: int | None = None) -> None:
+        if self._written is None:
+            self._written = self._read_last_steps()
+        if step is None or not all((step, name) in self._written for name in metrics_dict):
+            super().log_metrics(dict(metrics_dict), step)
+
+    def _read_last_steps(self) -> set[tuple[int, str]]:
+        """Read the names of the file's columns, and return (step, name) of the numbers in its last two steps."""
+        path = Path(self.metrics_file_path)
+        if not path.exists():
+            return set()
+        with path.open(newline="") as file:
+            self.metrics_keys = next(csv.reader(file), [])
+        rows = list(read_rows(path))
+        last = max((step for step, _ in rows), default=0)
+        return {(step, name) for step, values in rows for name in values if step >= last - 1}
+
+    def _rewrite_with_new_header(self, fieldnames: list[str]) -> None:
+        path = self.metrics_file_path
+        with replacing(Path(path)) as file:
+            self.metrics_file_path = shutil.copyfile(path, file.name)
+            super()._rewrite_with_new_header(fieldnames)
+        self.metrics_file_path = path
+
+
+@rank_zero_only
+def keep_rows(logger: CSVLogger) -> None:
+    """Let a logger continue the rows of a metrics.csv in its folder."""
+    if not isinstance(logger._experiment, RowWriter):
+        logger._experiment = RowWriter(logger.log_dir)
 
 
 @check_types
@@ -52,30 +74,46 @@ class RunLogger(TensorBoardLogger):
         experiment: name of the experiment, and of its folder below `save_dir`.
         save_dir: folder of all experiments.
         version: number or name of the run; null takes the next free number.
+
+    Raises:
+        UserError: `save_dir` cannot be written; when the first number is logged, the version has a log, and the run
+            does not continue it.
     """
 
     def __init__(self, experiment: str, save_dir: str | Path = "runs", version: int | str | None = None) -> None:
         check_writable(Path(save_dir) / experiment, folder=True)
-        # CSVLogger warns that the folder exists, which TensorBoard has just made.
-        warnings.filterwarnings("ignore", message="Experiment logs directory .* exists and is not empty")
         super().__init__(save_dir, name=experiment, version=version, default_hp_metric=False)
-        self._owns_folder = False  # whether this logger created its folder
-        if version is not None:
-            folder = Path(self.log_dir)
-            if (folder / METRICS).exists():  # CSVLogger would overwrite it
-                raise UserError(f"version {version} of {experiment} in {save_dir} already exists: choose another")
-            self._owns_folder = not folder.exists()
+        self._owns_folder = version is not None and not Path(self.log_dir).exists()  # whether it creates its folder
+        self._is_new = version is not None  # whether the folder must not hold a log
         self._csv: CSVLogger | None = None
-        self._logged = False  # whether this run itself logged anything; a resumed run begins with a copied log
-        self._copied: set[tuple[int, str]] = set()  # (step, name) of the numbers in the last step of the copied log
+        self._logged = False  # whether this run itself logged anything; a resumed run begins with earlier rows
+
+    def go_on(self, version: int | str) -> None:
+        """Continue the log of a version."""
+        self._version = version
+        self._owns_folder = self._is_new = False
+
+    @property
+    @rank_zero_experiment
+    def experiment(self) -> Any:
+        """The writer of TensorBoard's events, created on first use."""
+        self._check_new()
+        return super().experiment
+
+    def _check_new(self) -> None:
+        """Raise a UserError, at the first call, if a version that the user gives has a log."""
+        if self._is_new and (Path(self.log_dir) / METRICS).exists():
+            where = f"version {self.version} of {self.name} in {self.save_dir}"
+            raise UserError(f"{where} already exists: choose another")
+        self._is_new = False
 
     @property
     def csv(self) -> CSVLogger:
-        """The logger of metrics.csv, created on first use, when the version is known; it removes an existing file."""
+        """The logger of metrics.csv, created on first use, when the version is known."""
         if self._csv is None:
+            self._check_new()
             self._csv = CSVLogger(self.save_dir, name=self.name, version=self.version, flush_logs_every_n_steps=10)
-            if rank_zero_only.rank == 0:
-                self._csv._experiment = _Writer(self.log_dir)
+            keep_rows(self._csv)
         return self._csv
 
     def _get_next_version(self) -> int:
@@ -94,22 +132,7 @@ class RunLogger(TensorBoardLogger):
         self._logged = True
         with writing(Path(self.log_dir)):
             super().log_metrics(metrics, step)
-            already_copied = step is not None and all((step, name) in self._copied for name in metrics)
-            if not already_copied:
-                self.csv.log_metrics(metrics, step)
-
-    @rank_zero_only
-    def copy_until(self, step: int, source: Path) -> None:
-        """Begin metrics.csv with the rows of `source`, another metrics.csv, from before optimizer step `step`."""
-        for logged_at, values in read_rows(source):
-            # Lightning logs a training step under the number of steps before it, an evaluation under those after it.
-            end = step if "train/loss" in values else step + 1
-            if logged_at >= end:
-                continue
-            self.csv.experiment.log_metrics(values, logged_at)
-            if logged_at >= step - 1:
-                self._copied.update((logged_at, name) for name in values)
-        self.csv.save()
+            self.csv.log_metrics(metrics, step)
 
     def log_hyperparams(self, params: Any = None, *_: Any, **__: Any) -> None:
         """Do nothing: config.yaml in the run folder holds all settings."""
@@ -117,8 +140,8 @@ class RunLogger(TensorBoardLogger):
     def save(self) -> None:
         """Flush both loggers; the parent class would also write an empty hparams.yaml."""
         with writing(Path(self.log_dir)):
-            self.experiment.flush()
             self.csv.save()
+            self.experiment.flush()
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
@@ -128,15 +151,16 @@ class RunLogger(TensorBoardLogger):
         folder = Path(self.log_dir)
         with writing(folder):
             super().finalize(status)
-            self.csv.finalize(status)
+            if self._csv is not None:
+                self._csv.finalize(status)
         if status == "failed" and self._owns_folder and not self._logged and not _holds_results(folder):
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def _holds_results(folder: Path) -> bool:
-    """Return whether a run folder holds more than RUN_FILES and event files."""
+    """Return whether a run folder holds more than RUN_FILES, its lock and event files."""
     names = {path.name for path in folder.glob("*")}
-    return not all(name.startswith("events.out.") for name in names.difference(RUN_FILES))
+    return not all(name.startswith("events.out.") for name in names.difference((*RUN_FILES, LOCK)))
 
 
 class RunFolder(RunLogger):
@@ -149,14 +173,3 @@ class RunFolder(RunLogger):
 
     def save(self) -> None:
         """Do nothing."""
-
-
-class _Writer(ExperimentWriter):
-    """Lightning's writer, made atomic: a new name makes it rewrite the header, for which it truncates the file."""
-
-    def _rewrite_with_new_header(self, fieldnames: list[str]) -> None:
-        path = self.metrics_file_path
-        with replacing(Path(path)) as file:
-            self.metrics_file_path = shutil.copyfile(path, file.name)
-            super()._rewrite_with_new_header(fieldnames)
-        self.metrics_file_path = path

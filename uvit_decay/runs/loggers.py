@@ -1,8 +1,8 @@
-"""Pictures and numbers for all loggers of a run; a logger that fails stops neither the others nor the run."""
+"""All loggers of a run: pictures and numbers for them, failures of one of them, and their records in a resumed run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
@@ -11,15 +11,18 @@ from weakref import WeakSet
 
 import numpy as np
 from lightning.pytorch import Trainer
-from lightning.pytorch.loggers import Logger, MLFlowLogger
+from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_info
 from PIL import Image
 
-from uvit_decay.runs.folder import makes_folders
+from uvit_decay.runs.folder import makes_folders, read_version
+from uvit_decay.runs.history import METRICS, read_rows
+from uvit_decay.runs.log import RunLogger, keep_rows
 from uvit_decay.runtime.errors import UserError, one_line
 
 # Methods that Lightning calls during a run and at its end.
 GUARDED = ("log_metrics", "save", "finalize")
+STEP = "trainer/global_step"  # name of the step in W&B
 _WARNED: WeakSet[Logger] = WeakSet()  # loggers whose failure has been reported
 
 
@@ -89,3 +92,82 @@ def _send_picture(logger: Logger, name: str, picture: Image.Image, step: int) ->
         log_image(key=name, images=[picture], step=step)
     elif add_image := getattr(logger.experiment, "add_image", None):
         add_image(name, np.asarray(picture), step, dataformats="HWC")
+
+
+def list_versions(loggers: Iterable[Logger]) -> dict[str, int | str]:
+    """Return the names under which loggers keep a run, by class: versions of folders, the IDs of W&B and MLflow.
+
+    The second logger of a class has a number behind its name. Other loggers are left out. Only rank 0 may call this.
+    """
+    versions = {}
+    for name, logger in _name(loggers):
+        if makes_folders(logger) or isinstance(logger, WandbLogger):
+            versions[name] = logger.version
+        elif isinstance(logger, MLFlowLogger):
+            versions[name] = logger.run_id  # which makes it, while `version` does not
+    return versions
+
+
+def continue_records(loggers: Sequence[Logger], run: Path, versions: Mapping[str, Any], step: int) -> None:
+    """Let loggers go on where an earlier launch of the run has logged; all ranks must call this.
+
+    A version or an ID that the user gives to a logger counts instead. TensorBoard hides what was logged after `step`.
+
+    Args:
+        loggers: the loggers, which have not logged anything yet. The first one that makes folders has the run folder.
+        run: the run folder.
+        versions: see `list_versions`. A logger that is not in it begins a new record.
+        step: the optimizer step from which the run resumes.
+    """
+    first = next(logger for logger in loggers if makes_folders(logger))
+    for name, logger in _name(loggers):
+        version = read_version(run) if logger is first else versions.get(name)
+        if version is None:
+            continue
+        if isinstance(logger, RunLogger):
+            logger.go_on(version)
+        elif makes_folders(logger) and logger._version is None:
+            logger._version = version
+        elif isinstance(logger, MLFlowLogger) and logger._run_id is None:
+            logger._run_id = version
+            logger.log_hyperparams = lambda *_, **__: None  # MLflow refuses to change the parameters of a run
+        elif isinstance(logger, WandbLogger) and logger._id is None:
+            logger._id = logger._wandb_init["id"] = version
+        if isinstance(logger, TensorBoardLogger):
+            logger._kwargs["purge_step"] = step + 1
+        elif isinstance(logger, CSVLogger):
+            keep_rows(logger)
+        elif isinstance(logger, WandbLogger):
+            _skip_earlier_steps(logger, run / METRICS)
+
+
+def _skip_earlier_steps(logger: WandbLogger, log: Path) -> None:
+    """Let a logger of W&B, which cannot take back a step, leave out all steps before the newest one that it has.
+
+    That is the newest step in `log`, a metrics.csv that is not cut yet, or in W&B, which offline does not know it.
+    """
+    newest = max((step for step, _ in read_rows(log)), default=0)
+    asked = False
+    send = logger.log_metrics
+
+    @wraps(send)
+    def send_later_steps(metrics: Mapping[str, float], step: int | None = None) -> None:
+        nonlocal newest, asked
+        if not asked:
+            asked = True
+            newest = max(newest, int(logger.experiment.summary.get(STEP) or 0))
+            if step is not None and step < newest:
+                rank_zero_info(f"W&B has steps up to {newest} and cannot go back: earlier ones are left out there")
+        if step is None or step >= newest:
+            send(metrics, step)
+
+    logger.log_metrics = send_later_steps
+
+
+def _name(loggers: Iterable[Logger]) -> Iterator[tuple[str, Logger]]:
+    """Yield each logger with its name in `list_versions`."""
+    seen: dict[str, int] = {}
+    for logger in loggers:
+        kind = type(logger).__name__
+        seen[kind] = seen.get(kind, 0) + 1
+        yield kind if seen[kind] == 1 else f"{kind}{seen[kind]}", logger

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
-from lightning.pytorch import LightningModule
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay.data.datamodule import ImageData
+from uvit_decay.runs import history
 from uvit_decay.runs.check import check, check_data, describe_changes
 from uvit_decay.runs.counters import restore_counters, run_length
 from uvit_decay.runs.finish import finish
+from uvit_decay.runs.folder import find_previous_run, run_folder
+from uvit_decay.runs.history import HISTORIES, METRICS
+from uvit_decay.runs.log import keep_rows
+
+
+@runtime_checkable
+class KeepsHistory(Protocol):
+    """A callback that keeps a history in the run folder."""
+
+    history_file: str | None  # its name; None if it keeps none
 
 
 def restore_run(contents: dict[str, Any], task: LightningModule) -> int:
@@ -32,19 +46,59 @@ def restore_run(contents: dict[str, Any], task: LightningModule) -> int:
     data = task.data
     trainer = task.trainer
     trains = trainer.state.fn == "fit"
+    step = contents["global_step"]
     if not isinstance(data, ImageData):
         check(contents, task, "the checkpoint", trains, positioned=False)
+        if trains:
+            continue_histories(trainer, step)
         return contents.get("images_seen", 0)
+    # 1. The file was read again, and scripts have not checked it at all.
     card = check(contents, task, "the checkpoint", trains)
+    # 2. The images: only now are they known.
     check_data(card, data, task.net.num_classes > 0, task.allowed)
+    # 3. The length: at the end of the run, only results that a killed program lacks are left to do.
+    epoch, total = run_length(trainer)
     if trains:
         changes = describe_changes(contents, card, task, data)
         if changes:
             rank_zero_info(f"other settings than in the checkpoint: {changes}")
-    step = contents["global_step"]
-    epoch, total = run_length(trainer)
-    if trains and step >= total > 0:
-        flag = "max_steps" if total == trainer.max_steps else "max_epochs"
-        finish(trainer, step, f"--trainer.{flag}")
+        if step >= total > 0:
+            flag = "max_steps" if total == trainer.max_steps else "max_epochs"
+            finish(trainer, step, f"--trainer.{flag}")
+        # 4. Nothing can be refused any more: the histories end where training begins.
+        continue_histories(trainer, step)
+    # 5. The position in the data.
     restore_counters(contents, trainer, epoch, data.micro_batches)
     return contents.get("images_seen", step * data.batch_size)
+
+
+def continue_histories(trainer: Trainer, step: int) -> None:
+    """Let the histories of a resumed run end at `step`, in its own folder or copied to a new one.
+
+    A kill during this leaves each history complete, in its old or its new version. All ranks must call this.
+    """
+    previous = find_previous_run(trainer)
+    if previous is None or trainer.fast_dev_run:
+        return
+    folder = run_folder(trainer)
+    if not trainer.is_global_zero:
+        return
+    if folder.resolve() == previous.resolve():
+        previous = folder
+    for name in _list_histories(trainer.callbacks):
+        history.cut(step, previous / name, folder / name)
+    history.cut_rows(step, previous / METRICS, folder / METRICS)
+    for logger in trainer.loggers:
+        if isinstance(logger, CSVLogger):  # in the run folder, or in one of its own
+            path = Path(logger.log_dir) / METRICS
+            history.cut_rows(step, path, path)
+            keep_rows(logger)
+
+
+def _list_histories(callbacks: Iterable[Callback]) -> list[str]:
+    """Return the names of the histories of this package, and of those that these callbacks keep."""
+    names = dict.fromkeys(HISTORIES)
+    for callback in callbacks:
+        if isinstance(callback, KeepsHistory) and callback.history_file:
+            names[callback.history_file] = None
+    return list(names)

@@ -2,49 +2,113 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_only
 
-from uvit_decay.runs.check import check
-from uvit_decay.runs.checkpoints import NAMES, Checkpoints, find_newest
+from uvit_decay.data.datamodule import ImageData
+from uvit_decay.runs.check import check, has_images
+from uvit_decay.runs.checkpoints import NAMES, Checkpoints, find_newest, has_newer
+from uvit_decay.runs.folder import claim_run, find_own_run
+from uvit_decay.runs.settings import Settings, allows, keeps_weights
+
+
+@dataclass(frozen=True)
+class Start:
+    """The checkpoint from which a run resumes.
+
+    Args:
+        checkpoint: the file.
+        step: its optimizer step.
+        run: the folder of the checkpoint, if the run goes on there; None if it gets a new folder.
+        settings: the settings in the checkpoint.
+    """
+
+    checkpoint: Path
+    step: int
+    run: Path | None = None
+    settings: Settings = field(default_factory=dict, repr=False)
+
+    @property
+    def ended(self) -> bool:
+        """True if the launch that saved the checkpoint was to end at its step, by --trainer.max_steps."""
+        return self.settings.get("trainer.max_steps") == self.step
 
 
 def resume(
-    task: LightningModule, trainer: Trainer, chosen: str | None, checkpoints: Checkpoints, trains: bool
-) -> tuple[Path, int] | None:
-    """Check that a task can resume from a checkpoint, and load its weights.
+    task: LightningModule,
+    trainer: Trainer,
+    data: ImageData,
+    chosen: str | None,
+    checkpoints: Checkpoints,
+    trains: bool,
+    claims: ExitStack | None,
+) -> Start | None:
+    """Check that a task can resume from a checkpoint, load its weights, and lock the folder in which the run goes on.
 
     Args:
         task: the task, with the settings of this run.
         trainer: the trainer; its loggers have the folders of earlier runs.
+        data: the data of this run, perhaps not loaded yet.
         chosen: the value of --ckpt_path: a file, `last`, `auto` or None.
         checkpoints: the files that were opened so far; they are closed.
         trains: whether the run trains; False if it only validates.
+        claims: holds the lock; None: the folder is not locked, because nothing is written.
 
     Returns:
-        the file and its step; None if a new run starts.
+        the checkpoint; None if a new run starts.
 
     Raises:
-        UserError: there is no such checkpoint, it is damaged, or this run differs in what must be equal.
+        UserError: there is no such checkpoint, it is damaged, this run differs in what must be equal, or another
+            program still trains in the folder.
     """
+    find = partial(_find_start, task, trainer, data, chosen, checkpoints, trains)
     with checkpoints:
-        path = _find_file(task, trainer, chosen, checkpoints)
-        if path is None:
-            return None
-        contents = checkpoints.read(path, whole=True)
-        check(contents, task, str(path), trains)
-        task.load_state_dict(contents["state_dict"])  # raises if the alphas differ
-        step = contents["global_step"]
-    task.start = (str(path), step)
-    return path, step
+        start = find()
+        locks = claims is not None and rank_zero_only.rank == 0
+        if locks and start is not None and start.run is not None and claim_run(start.run, claims):
+            # The program that had the lock has ended by now, and saved where it stopped: look again.
+            checkpoints.close()
+            start = find()
+    return start
 
 
-def _find_file(task: LightningModule, trainer: Trainer, chosen: str | None, checkpoints: Checkpoints) -> Path | None:
-    """Return the file that --ckpt_path means; None if a new run starts."""
+def _find_start(
+    task: LightningModule,
+    trainer: Trainer,
+    data: ImageData,
+    chosen: str | None,
+    checkpoints: Checkpoints,
+    trains: bool,
+) -> Start | None:
+    """Return the checkpoint that --ckpt_path means, checked; None if a new run starts."""
+    # 1. The file: by its path, or the newest one of the newest run that fits.
     if chosen is None:
         return None
-    if chosen not in NAMES:
-        return Path(chosen)
-    root = trainer.default_root_dir
-    return find_newest(chosen, task.settings, task.allowed, trainer.loggers, root, checkpoints)
+    path: Path | None = Path(chosen)
+    if chosen in NAMES:
+        root = trainer.default_root_dir
+        path = find_newest(chosen, task.settings, task.allowed, trainer.loggers, root, checkpoints)
+    if path is None:
+        return None
+    # 2. Its contents: whole, of this network, and trained with these settings or with those that --resume.allow names.
+    contents = checkpoints.read(path, whole=True)
+    card = check(contents, task, str(path), trains)
+    task.load_state_dict(contents["state_dict"])  # raises if the alphas differ
+    start = Start(path, contents["global_step"], None, contents.get("settings") or {})
+    # 3. The folder: a run goes on in its own one, from its newest checkpoint and with settings that keep the weights
+    #    what they would have been. Everything else is another run, with a folder of its own.
+    run = find_own_run(path, trainer) if trains else None
+    if run is None or not keeps_weights(start.settings, task.settings):
+        return start
+    if has_newer(run, start.step, checkpoints):
+        return start
+    if allows(task.allowed, "data"):
+        data.load()  # otherwise other images are refused when they are set up
+        if not has_images(card, data):
+            return start
+    return replace(start, run=run)

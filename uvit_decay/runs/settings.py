@@ -82,6 +82,16 @@ def is_same_run(before: Settings, now: Settings, allowed: Sequence[str] = ()) ->
     return True
 
 
+def keeps_weights(before: Settings, now: Settings) -> bool:
+    """Return whether a run with the settings `now` trains on as a run with the settings `before` would have.
+
+    Settings that decide only how a run begins may differ. Without both settings, which a script does not store, it is
+    not known: False.
+    """
+    changes = compare_settings(before, now)
+    return bool(before and now) and all(change.effect in (FREE, BEGINS) for change in changes)
+
+
 @dataclass(frozen=True)
 class Change:
     """A setting whose value differs between the checkpoint and the resumed run.
@@ -133,10 +143,19 @@ def _compare_setting(name: str, before: Settings, now: Settings) -> Iterator[Cha
     digest = name + SHA256
     stored, ours = before.get(digest), now.get(digest)
     is_same_file = stored is not None and stored == ours
-    if then != value and not is_same_file:
+    is_same_class = _is_same_class(name, then, value)
+    if then != value and not (is_same_file or is_same_class):
         yield Change(name, then, value)
     elif then == value and stored != ours:
         yield Change(digest, UNRECORDED if stored is None else stored, MISSING if ours is None else ours, flag="")
+
+
+def _is_same_class(name: str, *paths: Any) -> bool:
+    """Return whether a setting is a class, and two paths name the same one, such as its former path."""
+    if not name.endswith(".class_path") or not all(isinstance(path, str) for path in paths):
+        return False
+    one, other = map(resolve_class, paths)
+    return one is other
 
 
 def _add_optimizer_defaults(settings: Settings) -> Settings:
@@ -153,7 +172,7 @@ def _find_defaults(before: Settings, now: Settings) -> Iterator[tuple[str, Any]]
     """Yield flag and default of all arguments of the classes that both runs have."""
     for name, path in now.items():
         owner = name.removesuffix(".class_path")
-        if owner == name or before.get(name) != path:
+        if owner == name or before.get(name) is None or not _is_same_class(name, before[name], path):
             continue
         kind = resolve_class(path)
         if not isinstance(kind, type):

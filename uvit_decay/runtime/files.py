@@ -102,32 +102,44 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+class Claimed(UserError):
+    """Another program is writing the same file or folder."""
+
+
 @contextmanager
-def claim_paths(*paths: Path, first: bool = True) -> Iterator[None]:
-    """Hold exclusive locks on writing files or folders; raise a UserError if another program holds one.
+def claim_paths(*paths: Path, first: bool = True, wait: float = 0.0) -> Iterator[None]:
+    """Hold exclusive locks on writing files or folders; a process that ends in any way holds none.
 
     Only the `first` of several processes takes them. Partial files of a file that killed programs have left are
     removed; for partial files in a folder see `remove_remains`.
+
+    Args:
+        paths: files or folders.
+        first: whether this process takes the locks.
+        wait: how long to wait for each lock, in seconds.
+
+    Raises:
+        Claimed: another program holds one of the locks.
     """
     with ExitStack() as claims:
         if first:
             for path in paths:
-                claims.enter_context(_claim(path))
+                claims.enter_context(_claim(path, wait))
         yield
 
 
 @contextmanager
-def _claim(path: Path) -> Iterator[None]:
+def _claim(path: Path, wait: float) -> Iterator[None]:
     if path.is_dir():
         lock = FileLock(path / LOCK)
     else:
         lock = FileLock(path.parent / f".{path.name}.lock")
     with writing(path):
         try:
-            lock.acquire(timeout=0)
+            lock.acquire(timeout=wait)
         except Timeout:
             reason = "wait for its end, or choose another name"
-            raise UserError(f"another program is writing {path}: {reason}") from None
+            raise Claimed(f"another program is writing {path}: {reason}") from None
     try:
         if not path.is_dir():
             remove_remains(path.parent, escape(path.name))

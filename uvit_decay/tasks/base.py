@@ -45,6 +45,7 @@ from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.nn.base import check_attributes
 from uvit_decay.runs.counters import run_length
 from uvit_decay.runs.restore import restore_run
+from uvit_decay.runs.resume import Start
 from uvit_decay.runs.settings import Settings
 from uvit_decay.runtime.compilation import check_compile
 from uvit_decay.runtime.errors import UserError, check_whole
@@ -115,7 +116,7 @@ class Task(LightningModule):
         name_own_state(self)
         self.settings: Settings = {}  # all flags of the run, if the program sets them; compared on resumption
         self.allowed: Sequence[str] = ()  # settings that may differ from the checkpoint, --resume.allow
-        self.start: tuple[str, int] | None = None  # the checkpoint and its step, if the program sets them
+        self.start: Start | None = None  # the checkpoint from which the run resumes, if the program sets it
         check_compile(compile, AUTO)
         self._backend = "inductor" if compile is True else compile
         self._guard = LossGuard()
