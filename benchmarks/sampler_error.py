@@ -103,7 +103,7 @@ def order(found: list[float]) -> float:
 def sound(name: str, path: NoisePath) -> bool:
     """Whether the sampler takes the path."""
     try:
-        SAMPLERS[name].check(path)
+        SAMPLERS[name].check(path, name)
     except UserError:
         return False
     return True

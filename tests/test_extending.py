@@ -152,4 +152,4 @@ def test_what_they_lack_is_one_line(extended, sides, tmp_path, monkeypatch, caps
     for metric, message in (("is", ("is", "logits", "colours")), ("fd", ("fd", 49))):
         find_line(refused(monkeypatch, tmp_path, capsys, *base, metric), message)
     line = refused(monkeypatch, tmp_path, capsys, "generation", *sides, *extended, "--features", "colour")
-    find_line(line, "inception, digits, dinov2, colours", "colour")
+    find_line(line, "inception, digits, small-cnn, dinov2, colours", "colour")

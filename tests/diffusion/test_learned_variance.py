@@ -105,7 +105,7 @@ def test_what_it_cannot_sample_is_refused():
     with raises_user_error("dit-ddpm", 2):
         Sampling("dit-ddpm", 1)
     for path in (VP(), SDDiscrete()):
-        with raises_user_error("DiT", "DDPMLinear", type(path).__name__):
+        with raises_user_error("dit-ddpm", "DDPMLinear", type(path).__name__):
             model(dit(), path).check(Sampling("dit-ddpm"))
     with raises_user_error("dit-ddpm", "learned variance"):
         model(dit(learned_variance=False)).check(Sampling("dit-ddpm"))
