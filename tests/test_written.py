@@ -3,7 +3,6 @@
 `written/0.2.0.tar.xz` was written by `written/write.py` with commit afd6c43.
 """
 
-import shutil
 import tarfile
 from importlib import import_module
 
@@ -12,14 +11,13 @@ import pytest
 import torch
 import yaml
 from conftest import ROOT, leaves, sample, train
-from hub_folders import export, own_modules, seed_generator, stack_pictures  # noqa: F401
+from hub_folders import own_modules, seed_generator, stack_pictures  # noqa: F401
 
 from uvit_decay.checkpoint import load, read_training_checkpoint
 from uvit_decay.compare.runs import Run
 from uvit_decay.data.latents import manifest
 from uvit_decay.data.latents.shards import LatentSet
 from uvit_decay.evaluation.statistics_file import StatisticsFile
-from uvit_decay.hub.earlier import list_replaceable
 from uvit_decay.runs import history
 from uvit_decay.runs.settings import compare_settings
 
@@ -87,13 +85,6 @@ def test_diffusers_makes_the_same_images(files, expected):
     pipeline = DiffusionPipeline.from_pretrained(files / "diffusers", trust_remote_code=True)
     pictures = stack_pictures(pipeline(class_labels=[i % 10 for i in range(20)], generator=seed_generator(0)).images)
     assert np.abs(pictures.astype(int) - expected["samples"]).max() <= 1
-
-
-def test_a_new_export_replaces_the_folder(files, tmp_path):
-    folder = shutil.copytree(files / "diffusers", tmp_path / "folder")
-    assert len(list_replaceable(folder)) == 4
-    export(files / "uvit.safetensors", folder)
-    assert len(list(folder.glob("*.py"))) == 1
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -32,7 +32,7 @@ from torch import nn
 
 from uvit_decay.autoencoder import Autoencoder
 from uvit_decay.checkpoint import load
-from uvit_decay.checkpoint.io import INDEX, WEIGHTS
+from uvit_decay.checkpoint.io import WEIGHTS
 from uvit_decay.commands.convert import main
 from uvit_decay.decay import DEPTH_ATTENTION, SHORTCUTS
 from uvit_decay.diffusion.noise_path import VP, DDPMLinear
@@ -41,7 +41,6 @@ from uvit_decay.hub.folder import build_pipeline
 from uvit_decay.hub.pipeline import name_code
 from uvit_decay.nn import SiT, UViT
 from uvit_decay.nn.long_skips import SKIP_SCALES
-from uvit_decay.runtime.files import PARTIAL
 from uvit_decay.tasks.init_from import read_weights
 
 
@@ -191,21 +190,6 @@ def test_what_a_loaded_pipeline_saves_loads_again(digits, tmp_path):
     assert again.config.sampling == asdict(load(BUNDLED).card.sampling)
 
 
-def test_an_export_replaces_an_earlier_one_and_nothing_else(latent_sit, digits, tmp_path):
-    folder = export(latent_sit, tmp_path / "folder")
-    (folder / "notes.txt").write_text("mine")
-    (folder / "my_uvit_decay_notes.py").write_text("mine")
-    (folder / ".partial").mkdir()  # of a killed program
-    older = code_file(folder, "another pipeline")
-    export(BUNDLED, folder)
-    assert not older.exists()
-    left = {path.relative_to(folder) for path in folder.rglob("*")}
-    assert {str(path) for path in left} - {"notes.txt", "my_uvit_decay_notes.py"} == {
-        str(p.relative_to(digits)) for p in digits.rglob("*")
-    }
-    assert stack_pictures(opened(folder)(class_labels=[1], output_type="pil").images).shape == (1, 8, 8, 1)
-
-
 def code_file(folder, text):
     """A file of Python under the name that an export gives to this text."""
     path = folder / f"{name_code('DecayPipeline', text).name}.py"
@@ -213,34 +197,14 @@ def code_file(folder, text):
     return path
 
 
-def contents(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["README.md", INDEX, "vae/mine.txt", "vae/config.json/mine.txt", "denoiser/mine.py", "denoiser", "uvit_decay_x.py"],
-)
-def test_files_of_a_user_are_never_replaced(name, tmp_path):
-    """In a folder of other origin: none of them makes it an earlier export."""
-    path = tmp_path / "folder" / name
-    path.parent.mkdir(parents=True)
-    path.write_text("mine")
-    with raises_user_error(str(tmp_path / "folder")):
-        export(BUNDLED, tmp_path / "folder")
-    assert contents(tmp_path) == {path: b"mine"}
-
-
-@pytest.mark.parametrize("name", ["README.md", INDEX, "vae/mine.txt", "denoiser/mine.txt", "code", ".partial/mine.txt"])
-def test_files_of_a_user_in_an_earlier_export_are_never_replaced(name, digits, tmp_path):
-    folder = shutil.copytree(digits, tmp_path / "folder")
-    path = next(folder.glob("*.py")) if name == "code" else folder / name
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("mine")
-    before = contents(folder)
-    with raises_user_error(str(folder)):
-        export(BUNDLED, folder)
-    assert contents(folder) == before
+def test_a_folder_that_holds_anything_is_refused_and_left_alone(digits, tmp_path):
+    earlier = shutil.copytree(digits, tmp_path / "earlier")
+    (tmp_path / "hidden" / ".git").mkdir(parents=True)
+    before = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
+    for folder, entry in ((earlier, "README.md"), (tmp_path / "hidden", ".git")):
+        with raises_user_error(str(folder), entry):
+            export(BUNDLED, folder)
+    assert {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")} == before
 
 
 def test_a_saved_pipeline_leaves_the_python_files_of_a_user(digits, tmp_path):
@@ -254,20 +218,11 @@ def test_a_saved_pipeline_leaves_the_python_files_of_a_user(digits, tmp_path):
 
 
 @pytest.mark.parametrize("limit", [100, 100_000], ids="at {} bytes".format)
-def test_a_full_disk_leaves_the_earlier_export(digits, tmp_path, limit):
-    folder = shutil.copytree(digits, tmp_path / "folder")
-    before = contents(folder)
+def test_a_full_disk_leaves_an_empty_folder(tmp_path, limit):
+    folder = tmp_path / "folder"
     with full_disk(limit), raises_user_error(folder):
         export(BUNDLED, folder)
-    assert contents(folder) == before
-
-
-def test_a_killed_export_can_be_repeated(digits, tmp_path):
-    folder = tmp_path / "folder"
-    (folder / PARTIAL).mkdir(parents=True)
-    shutil.copy(digits / INDEX, folder / PARTIAL)  # the last entry
-    shutil.copytree(digits / "denoiser", folder / "denoiser")  # killed while entries were moved
-    assert stack_pictures(opened(export(BUNDLED, folder))(class_labels=[1]).images).shape == (1, 8, 8, 1)
+    assert not [*folder.iterdir()]
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,8 @@ def export(
 
     Args:
         source: a .ckpt from training, or a .safetensors.
-        target: a .safetensors, with the model card; a .pth or .pt in the official layout; a folder for diffusers.
+        target: a .safetensors, with the model card; a .pth or .pt in the official layout; a folder for diffusers, new
+            or empty.
         weights: set to write: ema or raw; default: EMA if the run kept them.
         to: timm writes a ViT, or the encoder of an MAE, as a state_dict of timm's vision transformer, without a card;
             diffusers writes a denoiser as a folder that DiffusionPipeline.from_pretrained loads.

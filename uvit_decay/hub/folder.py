@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import asdict, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from huggingface_hub import ModelCard as Readme
@@ -20,14 +21,15 @@ from uvit_decay.checkpoint.official.common import IMPORTED
 from uvit_decay.class_names import synonyms
 from uvit_decay.hub.bundle import bundle
 from uvit_decay.hub.denoiser import DecayedDenoiser, SiTDenoiser, UViTDenoiser
-from uvit_decay.hub.earlier import README, TAG, list_replaceable
 from uvit_decay.hub.pipeline import DecayPipeline, code_of, write_files
 from uvit_decay.runtime.errors import UserError, escape_unprintable, explain
-from uvit_decay.runtime.files import check_writable, claim_paths, refilling
+from uvit_decay.runtime.files import LOCK, check_writable, claim_paths, writing
 from uvit_decay.runtime.tensor_files import load_tensors, save_tensors
 from uvit_decay.runtime.typed import check_types
 from uvit_decay.sampling_options import Weights
 
+README = "README.md"
+TAG = "decayed-identity-shortcuts"  # in the metadata of README.md
 TEMPLATE = Path(__file__).with_name("card.md.j2")
 TASK = "unconditional-image-generation"  # the Hub's only task for images without text, also for classes
 HUB_DATA = {"cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100"}  # our name of a data set: the Hub's name
@@ -44,7 +46,7 @@ def export_folder(
 
     Args:
         source: a checkpoint of a denoiser.
-        target: a new or empty folder, or the folder of an earlier export, whose files are replaced; others stay.
+        target: a new or empty folder.
         weights: the set of weights; None takes EMA weights if the checkpoint has them.
         vae: folder or hub id of the autoencoder; None takes the one of the checkpoint.
         license: short name of the licence on the Hub, for README.md.
@@ -53,27 +55,47 @@ def export_folder(
         The lines of Python that load the folder.
 
     Raises:
-        UserError: `source` cannot be read or is not a denoiser, the autoencoder is missing or another one, `target`
-            holds other files or cannot be written, or `license` is not a short name.
+        UserError: `source` cannot be read or is not a denoiser, the autoencoder is missing or another one, `target` is
+            not empty or cannot be written, or `license` is not a short name.
     """
     if license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", license):
         raise UserError(f"--license {license!r}: give its short name on the Hub, such as mit or cc-by-nc-4.0")
-    list_replaceable(target)  # raises a UserError before anything is written
     check_writable(target, folder=True)
-    checkpoint = load(source, weights)
-    checkpoint.check_denoiser()
-    autoencoder = decoder(checkpoint.card.latents, vae, "cpu")
-    pipeline = build_pipeline(checkpoint, autoencoder)
+    with claim_paths(target):
+        _check_empty(target)
+        checkpoint = load(source, weights)
+        checkpoint.check_denoiser()
+        autoencoder = decoder(checkpoint.card.latents, vae, "cpu")
+        readme = model_card(checkpoint, target.resolve().name, license)
+        _write_folder(target, checkpoint, build_pipeline(checkpoint, autoencoder), readme)
+    return _usage(target, checkpoint)
+
+
+def _check_empty(folder: Path) -> None:
+    """Raise a UserError if a claimed folder holds anything."""
+    for path in sorted(folder.iterdir()):
+        if path.name != LOCK:
+            raise UserError(
+                f"cannot export to {folder}: the folder is not empty ({path.name}); give a new or an empty folder"
+            )
+
+
+def _write_folder(target: Path, checkpoint: Checkpoint, pipeline: DecayPipeline, readme: Readme) -> None:
+    """Write all files into an empty folder; an error leaves it empty."""
+    hidden = TemporaryDirectory(prefix=".partial.", dir=target, ignore_cleanup_errors=True)
     disk_errors = explain(f"cannot write {target}", SafetensorError)  # safetensors' error for a full disk
-    with claim_paths(target), refilling(target, INDEX, list_replaceable(target)) as folder, disk_errors:
+    with writing(target), disk_errors, hidden as name:
+        folder = Path(name)
         pipeline.save_pretrained(folder)
         # diffusers' file of weights is written again, with the model card and checksums.
         metadata, state = load_tensors(folder / WEIGHTS, verify=False)
         card = replace(checkpoint.card, latents=pipeline.denoiser.space)
         save_tensors(folder / WEIGHTS, state, {**metadata, KEY: json.dumps(card.to_dict())})
         write_files(folder, code_of(type(pipeline)), bundle(type(pipeline.denoiser)))
-        model_card(checkpoint, target.resolve().name, license).save(folder / README)
-    return _usage(target, checkpoint)
+        readme.save(folder / README)
+        # The index comes last: diffusers does not load a folder without it.
+        for entry in sorted(folder.iterdir(), key=lambda entry: entry.name == INDEX):
+            entry.replace(target / entry.name)
 
 
 def build_pipeline(checkpoint: Checkpoint, autoencoder: Autoencoder | None = None) -> DecayPipeline:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from glob import escape
 from pathlib import Path
@@ -16,7 +15,6 @@ from filelock import FileLock, Timeout
 from uvit_decay.runtime.errors import UserError, one_line
 
 LOCK = ".lock"  # in a claimed folder
-PARTIAL = ".partial"  # the new entries in a folder that is refilled
 
 
 def at_home(path: str | Path) -> Path:
@@ -69,37 +67,6 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)
-
-
-@contextmanager
-def refilling(folder: Path, last: str, stale: Sequence[str] = ()) -> Iterator[Path]:
-    """Yield an empty folder whose entries replace the entries of `folder` when the context ends without error.
-
-    The file `last`, without which the folder is useless, is removed first and written last: a crash leaves the old
-    entries, the new ones, or a folder without `last`. The old entries named in `stale` are removed. Other entries stay
-    unless a new entry has the same name. The folder must be claimed.
-    """
-    partial = folder / PARTIAL
-    with writing(folder):
-        try:
-            _remove(partial)  # of a killed program
-            partial.mkdir()
-            yield partial
-            (folder / last).unlink(missing_ok=True)
-            for name in stale:
-                _remove(folder / name)
-            for entry in sorted(partial.iterdir(), key=lambda entry: entry.name == last):
-                _remove(folder / entry.name)
-                entry.replace(folder / entry.name)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 class Claimed(UserError):
