@@ -122,24 +122,6 @@ def test_other_images_of_the_same_counts_are_refused_unless_data_is_allowed(tmp_
     assert len(find_changes(caplog)) == 1
 
 
-def test_a_run_with_the_former_fingerprint_resumes_and_stores_the_new_one(trained, tmp_path, digits):
-    def age(contents):
-        contents["uvit_decay"]["data_hash"] = digits.former_fingerprint
-
-    def replace(contents):
-        contents["uvit_decay"]["data_hash"] = "0" * 64
-
-    task = tiny_task()
-    task.settings = torch.load(trained, weights_only=True).get("settings") or {"seed_everything": 0}
-    path = change_training(trained, tmp_path, age)
-    fit(tmp_path / "run", max_steps=13, ckpt_path=path, task=task)
-    stored = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)
-    assert stored["uvit_decay"]["data_hash"] == digits.fingerprint
-    other = change_training(trained, tmp_path, replace)
-    with raises_user_error("00000000", "--resume.allow"):
-        fit(tmp_path / "other", max_steps=13, ckpt_path=other, task=task)
-
-
 @pytest.mark.parametrize(
     ("task", "message"),
     [

@@ -86,19 +86,12 @@ class ImageData(LightningDataModule):
         It is computed once, so that all checkpoints of a run have the same fingerprint.
         """
         if self._fingerprint is None:
-            hashes = self.former_fingerprint + self.content_hash()
+            labels = sha256(self.train.labels.numpy().tobytes())
+            # The number, classes and labels of the images have a hash of their own, as in all checkpoints.
+            counted = sha256((class_hash(self.class_names) + labels.hexdigest()).encode())
+            hashes = counted.hexdigest() + self.content_hash()
             self._fingerprint = sha256(hashes.encode()).hexdigest()
         return self._fingerprint
-
-    @property
-    def former_fingerprint(self) -> str:
-        """SHA-256 of the number, classes and labels of the training images, without the images; needs `setup`.
-
-        Checkpoints of 0.2.0 before its release have this fingerprint, and are resumed if it is equal.
-        """
-        labels = sha256(self.train.labels.numpy().tobytes())
-        hashes = class_hash(self.class_names) + labels.hexdigest()
-        return sha256(hashes.encode()).hexdigest()
 
     def content_hash(self) -> str:
         """Return a SHA-256 that identifies the stored training images; no image file is decoded."""

@@ -129,8 +129,7 @@ def describe_changes(contents: Mapping[str, Any], card: ModelCard, task: Lightni
 
 def has_images(card: ModelCard, data: ImageData) -> bool:
     """Return whether the data, set up, have the training images of a checkpoint; False if it does not tell."""
-    # A run of commit afd6c43 stored the former fingerprint, of classes and labels alone; it resumes, too.
-    return card.data_hash in (data.fingerprint, data.former_fingerprint)
+    return card.data_hash == data.fingerprint
 
 
 def check_data(card: ModelCard, data: ImageData, conditional: bool, allowed: Sequence[str] = ()) -> None:
