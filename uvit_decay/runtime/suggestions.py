@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from difflib import get_close_matches
 
 # Options of other programs and the last parts of ours that mean the same, the best one first.
 ALIASES = {
@@ -21,7 +22,7 @@ ALIASES = {
     "wd": ("weight-decay",),
     "workers": ("num-workers",),
 }
-MOST = 2  # suggestions at once
+MOST = 2  # suggestions at once, and letters by which a typing error makes a word longer or shorter
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -33,25 +34,35 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 def closest(word: str, known: Iterable[str]) -> list[str]:
     """Return the known words that a user probably meant, at most two; a poor match is left out.
 
-    These are the same word in another case, else a typing error away, else, for options, of the same last part (`--lr`
-    for `--model.optim.lr`), of the same meaning (ALIASES), or longer (`--batch` for `--batch-size`).
+    These are the same word in another case, or words that are spelled alike. Of options, the last parts are compared:
+    first equal ones (`--lr` for `--model.optim.lr`), then those of the same meaning (ALIASES), then those spelled
+    alike. If there are none, the options that begin with `word` are meant (`--batch` for `--batch-size`).
     """
     wanted = _plain(word)
     names = {_plain(name): name for name in known}
     if wanted in names:
         return [names[wanted]]
-    typos = {name: _edits(wanted, name) for name in names}
-    fewest = min(typos.values(), default=len(wanted))
-    if fewest <= _most_edits(wanted):
-        return [names[name] for name, edits in typos.items() if edits == fewest][:MOST]
-    if not word.startswith("-"):
-        return []
-    for last in (_last(wanted), *ALIASES.get(_last(wanted), ())):
-        same = [name for name in names if _last(name) == last]
-        if same:
-            return [names[name] for name in _in_group(wanted, same)[:MOST]]
-    longer = [name for name in names if len(wanted) > 2 and name.startswith(wanted)]
-    return [names[name] for name in longer[:MOST]]
+    find = _find_options if word.startswith("-") else _find_typos
+    return [names[name] for name in find(wanted, list(names))[:MOST]]
+
+
+def _find_options(wanted: str, names: list[str]) -> list[str]:
+    """Return the plain names of the options that were probably meant by the plain name `wanted`."""
+    last = _last(wanted)
+    meanings = [[alias] for alias in ALIASES.get(last, ())]
+    for likely in ([last], *meanings, _find_typos(last, map(_last, names))):
+        found = [name for name in names if _last(name) in likely]
+        if found:
+            return _in_group(wanted, found)
+    return [name for name in names if len(wanted) > 2 and name.startswith(wanted)]
+
+
+def _find_typos(word: str, known: Iterable[str]) -> list[str]:
+    """Return the known words that are spelled like `word`, in their order."""
+    near = [other for other in dict.fromkeys(known) if abs(len(other) - len(word)) <= MOST]
+    # A swap of letters keeps 2/3 of a word of three letters, and 3/4 of one of four.
+    close = get_close_matches(word, near, MOST, cutoff=0.66 if len(word) == 3 else 0.75)
+    return [other for other in near if other in close and len(word) > 2]
 
 
 def _in_group(wanted: str, names: list[str]) -> list[str]:
@@ -67,24 +78,3 @@ def _plain(word: str) -> str:
 
 def _last(name: str) -> str:
     return name.rpartition(".")[2]
-
-
-def _most_edits(word: str) -> int:
-    """Return how many typing errors a word of this length may have."""
-    if len(word) < 3:
-        return 0
-    return 1 if len(word) < 8 else 2
-
-
-def _edits(a: str, b: str) -> int:
-    """Return the fewest letters to insert, delete, replace or swap with the next one that turn `a` into `b`."""
-    rows = [list(range(len(b) + 1))]
-    for i, letter in enumerate(a, 1):
-        row = [i]
-        for j, other in enumerate(b, 1):
-            cost = min(rows[-1][j] + 1, row[-1] + 1, rows[-1][j - 1] + (letter != other))
-            if i > 1 and j > 1 and letter == b[j - 2] and a[i - 2] == other:
-                cost = min(cost, rows[-2][j - 2] + 1)
-            row.append(cost)
-        rows.append(row)
-    return rows[-1][-1]
