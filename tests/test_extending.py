@@ -148,7 +148,7 @@ def test_values_are_in_the_reports(extended, sides, tmp_path, monkeypatch, capsy
 
 def test_what_they_lack_is_one_line(extended, sides, tmp_path, monkeypatch, capsys):
     base = ["generation", *sides, *extended, "--features", "colours", "--metrics"]
-    assert "some of fid,fd,is,kid,prc,sfid,mind,fdd,kdd,mean" in refused(monkeypatch, tmp_path, capsys, *base, "best")
+    assert "some of fd,fid,fdd,is,kid,kdd,prc,sfid,mind,mean" in refused(monkeypatch, tmp_path, capsys, *base, "best")
     for metric, message in (("is", ("is", "logits", "colours")), ("fd", ("fd", 49))):
         find_line(refused(monkeypatch, tmp_path, capsys, *base, metric), message)
     line = refused(monkeypatch, tmp_path, capsys, "generation", *sides, *extended, "--features", "colour")

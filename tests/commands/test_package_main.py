@@ -15,7 +15,7 @@ import uvit_decay
 from uvit_decay.__main__ import COMMANDS, main
 from uvit_decay.checkpoint.import_options import ImportOptions
 from uvit_decay.diffusion.prediction import Prediction
-from uvit_decay.evaluation.metric_table import METRICS
+from uvit_decay.evaluation.metric_table import NAMES
 from uvit_decay.nn.embed import Pixels
 
 
@@ -84,7 +84,7 @@ def test_help_imports_no_torch():
     code = """
 import runpy, sys
 HELPS = ["train", "sample", "evaluate", "export", "import", "encode"]
-HELPS += [f"evaluate {name}" for name in "generation statistics probe classify features reconstruct compare".split()]
+HELPS += [f"evaluate {name}" for name in "generation statistics probe classify reconstruct compare".split()]
 for words in HELPS:
     sys.argv = ["uvit_decay", *words.split(), "--help"]
     try:
@@ -101,7 +101,7 @@ for script, *words in (["sample.py"], ["evaluate.py", "generation"]):
 """
     ended = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert ended.returncode == 0, ended.stderr
-    assert ",".join(METRICS) in ended.stdout
+    assert ",".join(NAMES) in ended.stdout
 
 
 def test_the_importer_knows_the_words_of_the_networks():

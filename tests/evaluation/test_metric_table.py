@@ -1,17 +1,19 @@
 """Which metrics are computed of which features, and what is said of those that are not."""
 
+import pytest
+import torch
 from refusals import find_line, raises_user_error
 
 from uvit_decay.evaluation.metric_table import (
-    DINOV2,
-    METRICS,
-    OTHER,
+    Inputs,
     MetricOptions,
     collect_values,
     format_title,
+    name_metrics,
     summary,
 )
 from uvit_decay.metrics.extractors import Extractor, Features
+from uvit_decay.metrics.frechet import Moments
 
 
 class Named(Extractor):
@@ -27,19 +29,48 @@ class Named(Extractor):
     def extract(self, images) -> Features: ...
 
 
-def test_distances_between_features_of_dinov2_have_names_of_their_own():
-    options = MetricOptions()
-    assert options.choose(Named(logits=10), 2000) == ("fid", "is", "kid", "prc")
-    assert options.choose(Named(OTHER, logits=10), 2000) == ("fd", "is", "kid", "prc")
-    assert options.choose(Named(DINOV2), 2000) == ("prc", "fdd", "kdd")
-    assert options.choose(Named(DINOV2), 0) == ("fdd",)
-    assert [collect_values()[name].title for name in ("fid", "fdd", "kid", "kdd")] == ["FID", "FDD", "KID", "KDD"]
-    assert [next(iter(METRICS[name].values)) for name in ("fdd", "kdd")] == ["fdd", "kdd"]
-    for metric in ("fid", "kid", "is"):
-        with raises_user_error(f"--metrics {metric}", "named", "prc,mind,fdd,kdd"):
-            MetricOptions((metric,)).choose(Named(DINOV2), 2000)
-    with raises_user_error("fdd", "named", "fid,kid,prc,mind"):
-        MetricOptions(("fdd",)).choose(Named(), 2000)
+class Drawn:
+    """Features of one side that are drawn at random."""
+
+    def __init__(self, seed) -> None:
+        self.features = torch.randn(40, 8, generator=torch.Generator().manual_seed(seed))
+
+    def tensor(self, kind) -> torch.Tensor:
+        return self.features
+
+    def statistics(self, kind):
+        moments = Moments(8, sync=False)
+        moments.update(self.features)
+        return moments.compute()
+
+
+@pytest.mark.parametrize(
+    ("family", "names", "allowed"),
+    [
+        ("inception", ("fid", "is", "kid", "prc"), "fid,is,kid,prc,mind"),
+        ("dinov2", ("fdd", "is", "kdd", "prc"), "fdd,is,kdd,prc,mind"),
+        ("other", ("fd", "is", "kid", "prc"), "fd,is,kid,prc,mind"),
+    ],
+)
+def test_a_distance_has_the_name_of_its_features(family, names, allowed):
+    extractor = Named(family, logits=10)
+    assert MetricOptions().choose(extractor, 2000) == names
+    assert MetricOptions((names[0], "prc")).choose(extractor, 2000) == (names[0], "prc")
+    for other in {"fid", "fdd", "fd", "kid", "kdd"} - {*names}:
+        with raises_user_error(f"--metrics {other}", "named", allowed):
+            MetricOptions((other,)).check_names(extractor)
+    inputs = Inputs(Drawn(0), Drawn(1), MetricOptions(kid_subset=20), torch.device("cpu"), extractor)
+    named = name_metrics(extractor)
+    fd, kid = names[0], names[2]
+    assert set(named[fd].compute(inputs)) == {fd}
+    assert set(named[kid].compute(inputs)) == {kid, f"{kid}_std"}
+
+
+def test_a_metric_needs_its_output_and_its_reference():
+    assert MetricOptions().choose(Named("dinov2"), 2000) == ("fdd", "kdd", "prc")
+    assert MetricOptions().choose(Named("dinov2"), 0) == ("fdd",)
+    with raises_user_error("--metrics is", "logits", "named"):
+        MetricOptions(("is",)).check_names(Named("dinov2"))
 
 
 def test_metrics_by_default_that_are_left_out_have_a_reason():
@@ -49,19 +80,15 @@ def test_metrics_by_default_that_are_left_out_have_a_reason():
     assert list(reasons) == ["is", "kid"]
     find_line(reasons["is"], "named", "logits")
     find_line(reasons["kid"], "150 images", 1000, "--kid-subset 150")
-    reasons = options.explain_omissions(Named(DINOV2), 0)
-    assert list(reasons) == ["prc", "kdd"]
+    reasons = options.explain_omissions(Named("dinov2", logits=10), 0)
+    assert list(reasons) == ["kdd", "prc"]
     assert all("statistics" in reason for reason in reasons.values())
     assert MetricOptions(("fid",)).explain_omissions(Named(), 0) == {}
 
 
-def test_the_name_of_a_distance_is_that_of_its_features():
-    assert MetricOptions(("fd", "prc")).choose(Named(OTHER), 2000) == ("fd", "prc")
-    with raises_user_error("--metrics"):
-        MetricOptions(("fid",)).choose(Named(OTHER), 2000)
-    assert MetricOptions(("fid", "prc")).choose(Named(), 2000) == ("fid", "prc")
-    with raises_user_error("--metrics fd", "named"):
-        MetricOptions(("fd",)).choose(Named(), 2000)
+def test_titles_name_features_that_have_no_distance_of_their_own():
+    titles = {name: collect_values()[name].title for name in ("fid", "fdd", "kid", "kdd")}
+    assert titles == {"fid": "FID", "fdd": "FDD", "kid": "KID", "kdd": "KDD"}
     assert format_title("fd", "FD", "small-cnn-0123456789ab") == "FD (small-cnn)"
     assert format_title("fid", "FID", "inception-v3-adm-0123456789ab") == "FID"
 

@@ -14,7 +14,7 @@ import torch
 from uvit_decay.evaluation.extract import Extraction
 from uvit_decay.evaluation.feature_store import FeatureStore
 from uvit_decay.evaluation.image_sources import ArrayImages, ChosenImages, ImageSource
-from uvit_decay.evaluation.metric_table import CONSISTENCY, METRICS, Inputs, MetricOptions
+from uvit_decay.evaluation.metric_table import CONSISTENCY, Inputs, Metric, MetricOptions, name_metrics
 from uvit_decay.evaluation.open_by_name import open_images
 from uvit_decay.evaluation.statistics_file import Reference, StatisticsFile
 from uvit_decay.metrics.consistency import label_consistency
@@ -87,6 +87,12 @@ class Comparison:
         return self.options.choose(self.extractor, self._pairs)
 
     @property
+    def _entries(self) -> dict[str, Metric]:
+        """The entries of the metrics in the table, by name."""
+        named = name_metrics(self.extractor)
+        return {name: named[name] for name in self.metrics}
+
+    @property
     def left_out(self) -> dict[str, str]:
         """Default metrics that are not computed, each with the reason."""
         omissions = self.options.explain_omissions(self.extractor, self._pairs)
@@ -149,8 +155,8 @@ class Comparison:
         metadata = {"n": len(self.samples), "samples": self.samples.metadata(), "reference": reference}
         metadata["extractor"] = self.extractor.fingerprint()
         metadata |= self.extractor.describe()
-        for name in self.metrics:
-            metadata |= METRICS[name].settings(self.options)
+        for metric in self._entries.values():
+            metadata |= metric.settings(self.options)
         return metadata
 
     def check(self) -> None:
@@ -161,29 +167,27 @@ class Comparison:
         """
         if self.file is not None:
             self.file.check(self.extractor)
-        for name in self.metrics:
-            metric = METRICS[name]
+        for name, metric in self._entries.items():
             if self.reference is None and metric.compares_with == "images":
                 raise UserError(f"{name} needs reference images, but {self.file.path} has only statistics")
             if self.reference is None and metric.compares_with == "statistics" and not self.file.has(metric.needs):
                 raise UserError(f"{name} needs statistics of {metric.needs}, but {self.file.path} has none")
-            self._check_count(name, self.samples)
+            self._check_count(name, metric, self.samples)
             if self.reference is not None and metric.compares_with != "nothing":
-                self._check_count(name, self.reference)
+                self._check_count(name, metric, self.reference)
 
-    def _check_count(self, name: str, images: ImageSource) -> None:
+    def _check_count(self, name: str, metric: Metric, images: ImageSource) -> None:
         """Raise a UserError if there are too few images for a metric."""
         n = len(images)
         if n < 2:
             raise UserError(f"{images.name} has {n} images: metrics need 2 or more")
-        least = self._least(name)
+        least = self._least(metric)
         if n < least:
-            advice = METRICS[name].advice.format(n=n)
+            advice = metric.advice.format(n=n)
             raise UserError(f"{images.name} has {n} images, but {name} needs {least} or more: {advice}")
 
-    def _least(self, name: str) -> int:
+    def _least(self, metric: Metric) -> int:
         """Return the least number of images on either side for a metric."""
-        metric = METRICS[name]
         return metric.least(self.options, self.extractor.widths[metric.needs])
 
     def extract(self, folder: Path, processes: Processes, save_images: bool = False) -> tuple[FeatureStore, Reference]:
@@ -209,7 +213,7 @@ class Comparison:
             images: "images" to store all samples, "shown" for the first ones, None for none.
             folder: folder of the store; None for the cache, for images that do not depend on a network.
         """
-        outputs = {"features", *(METRICS[name].needs for name in self.metrics)}
+        outputs = {"features", *(metric.needs for metric in self._entries.values())}
         if self._label_obstacle is None:
             outputs.add("logits")
         keep = sorted(outputs)
@@ -224,7 +228,7 @@ class Comparison:
 
     def _list_possible(self, count: int) -> tuple[str, ...]:
         """Return the names of the metrics that this number of images is enough for."""
-        return tuple(name for name in self.metrics if count >= self._least(name))
+        return tuple(name for name, metric in self._entries.items() if count >= self._least(metric))
 
     def compare_real(self, images: ImageSource) -> Comparison:
         """Return the comparison of real images, instead of the samples, with the same reference.
@@ -257,8 +261,7 @@ class Comparison:
         """Extract the features of the reference images, unless the file has the statistics of all metrics."""
         from_file = self.file is not None
         outputs = {"features"}
-        for name in self.metrics:
-            metric = METRICS[name]
+        for metric in self._entries.values():
             if metric.compares_with == "nothing":
                 continue
             outputs.add(metric.needs)
@@ -273,11 +276,12 @@ class Comparison:
     def measure(self, samples: FeatureStore, reference: Reference) -> dict[str, float]:
         """Return the values of the metrics by name; call it on the first process, after `extract`."""
         device = torch.device("cpu") if self.device.type == "mps" else self.device  # Apple's GPUs lack float64
-        inputs = Inputs(samples, reference, self.options, device)
+        inputs = Inputs(samples, reference, self.options, device, self.extractor)
         values: dict[str, float] = {}
-        with track("metrics", len(self.metrics), "metric") as work:
-            for name in self.metrics:
-                values |= METRICS[name].compute(inputs)
+        entries = self._entries
+        with track("metrics", len(entries), "metric") as work:
+            for metric in entries.values():
+                values |= metric.compute(inputs)
                 work.update()
         if self._label_obstacle is None:
             values[CONSISTENCY] = label_consistency(samples.tensor("logits"), self.samples.labels)

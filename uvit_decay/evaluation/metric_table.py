@@ -7,8 +7,8 @@ imported by the functions that compute them, so that --help needs no torch.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from uvit_decay.runtime.command_line import Advanced, Bounds, check_bounds
@@ -26,10 +26,9 @@ if TYPE_CHECKING:
 SPLITS = 10  # parts of the Inception Score
 NEIGHBOURS = 3  # k of precision and recall
 PROJECTIONS = 1024  # directions of MIND
-# Families of extractors. The distances of features are named FID and KID, FDD and KDD, FD and KID.
-INCEPTION = "inception"
-DINOV2 = "dinov2"
-OTHER = "other"
+# Names of the Fréchet and the kernel distance for features of some families of extractors; otherwise fd and kid.
+FRECHET_NAMES = {"inception": "fid", "dinov2": "fdd"}
+KERNEL_NAMES = {"dinov2": "kdd"}
 
 
 class Value(NamedTuple):
@@ -48,6 +47,7 @@ class Inputs(NamedTuple):
     reference: Reference
     options: MetricOptions
     device: torch.device
+    extractor: Extractor
 
     def pair(self) -> tuple[Tensor, Tensor]:
         """Return the features of all reference images and of all samples, float32 (n, d) and (m, d), on the device."""
@@ -61,14 +61,15 @@ class Metric:
     """A metric.
 
     Args:
-        values: display of the values by name. A value `x_std` is the spread of `x` and is not listed here.
+        values: display of all values that it may have, by name. A value `x_std` is the spread of `x` and is not listed
+            here.
         compute: function that returns the values by name.
         needs: the extractor's output from which it is computed, "features", "logits" or "spatial".
         compares_with: the part of the reference that it needs: nothing, mean and covariance, or the single images.
         least: function (options, width of the output) -> least number of images on either side.
         advice: remedy for fewer images; `{n}` stands for their number.
         settings: function of the options that returns those on which the values depend, by name, for reports.
-        families: the families of extractors for which the metric has this name.
+        names: names for features of some families of extractors; for others it has the name of its entry.
         by_default: whether it is computed unless the user names metrics.
     """
 
@@ -79,7 +80,7 @@ class Metric:
     least: Callable[[MetricOptions, int], int] = lambda options, width: 2
     advice: str = "take more"
     settings: Callable[[MetricOptions], dict[str, Any]] = lambda options: {}
-    families: Collection[str] = (INCEPTION, DINOV2, OTHER)
+    names: Mapping[str, str] = field(default_factory=dict)
     by_default: bool = True
 
 
@@ -108,63 +109,51 @@ def _precision_recall(inputs: Inputs) -> dict[str, float]:
 FULL_RANK = "the covariance of fewer images than features says little; take more, use KID or KDD, or add --allow-few"
 
 
-def _make_frechet(
-    name: str,
-    value: Value,
-    families: Collection[str] = (INCEPTION, DINOV2, OTHER),
-    kind: Literal["features", "spatial"] = "features",
-    by_default: bool = True,
-) -> Metric:
-    """Return a Fréchet distance between features of one kind, called `name`."""
-
-    def compute(inputs: Inputs) -> dict[str, float]:
-        from uvit_decay.metrics.frechet import frechet_distance
-
-        real = inputs.reference.statistics(kind)
-        fake = inputs.samples.statistics(kind)
-        return {name: frechet_distance(real, fake)}
-
-    def count_least(options: MetricOptions, width: int) -> int:
-        return 2 if options.allow_few else width + 1
-
-    return Metric(
-        {name: value},
-        compute,
-        needs=kind,
-        least=count_least,
-        advice=FULL_RANK,
-        families=families,
-        by_default=by_default,
-    )
+def _frechet(inputs: Inputs) -> dict[str, float]:
+    name = FRECHET_NAMES.get(inputs.extractor.family, "fd")
+    return {name: _measure_frechet(inputs, "features")}
 
 
-def _make_kernel(name: str, value: Value, families: Collection[str]) -> Metric:
-    """Return a kernel distance between features, called `name`."""
+def _spatial_frechet(inputs: Inputs) -> dict[str, float]:
+    return {"sfid": _measure_frechet(inputs, "spatial")}
 
-    def compute(inputs: Inputs) -> dict[str, float]:
-        from uvit_decay.metrics.kid import kernel_distance
 
-        real, fake = inputs.pair()
-        mean, std = kernel_distance(real, fake, subset_size=inputs.options.kid_subset)
-        return {name: mean, f"{name}_std": std}
+def _measure_frechet(inputs: Inputs, kind: Literal["features", "spatial"]) -> float:
+    from uvit_decay.metrics.frechet import frechet_distance
 
-    return Metric(
-        {name: value},
-        compute,
-        compares_with="images",
-        least=lambda options, width: options.kid_subset,
-        advice="--kid-subset {n} or less",
-        settings=lambda options: {"kid_subset": options.kid_subset},
-        families=families,
-    )
+    real = inputs.reference.statistics(kind)
+    fake = inputs.samples.statistics(kind)
+    return frechet_distance(real, fake)
+
+
+def _require_full_rank(options: MetricOptions, width: int) -> int:
+    return 2 if options.allow_few else width + 1
+
+
+def _kernel(inputs: Inputs) -> dict[str, float]:
+    from uvit_decay.metrics.kid import kernel_distance
+
+    name = KERNEL_NAMES.get(inputs.extractor.family, "kid")
+    real, fake = inputs.pair()
+    mean, std = kernel_distance(real, fake, subset_size=inputs.options.kid_subset)
+    return {name: mean, f"{name}_std": std}
 
 
 DISTANCE = "Fréchet distance between the features of samples and reference"
 OF_DINOV2 = "Fréchet distance between the DINOv2 features of samples and reference"
 KERNEL = "kernel distance between {}features; unbiased, about 0 at best"
 METRICS = {
-    "fid": _make_frechet("fid", Value("FID", 2, "lower", DISTANCE), (INCEPTION,)),
-    "fd": _make_frechet("fd", Value("FD", 2, "lower", DISTANCE), (OTHER,)),
+    "fd": Metric(
+        {
+            "fid": Value("FID", 2, "lower", DISTANCE),
+            "fd": Value("FD", 2, "lower", DISTANCE),
+            "fdd": Value("FDD", 2, "lower", OF_DINOV2),
+        },
+        _frechet,
+        least=_require_full_rank,
+        advice=FULL_RANK,
+        names=FRECHET_NAMES,
+    ),
     "is": Metric(
         {"is": Value("Inception Score", 2, "higher", "samples are recognisable, and of many classes")},
         _inception_score,
@@ -172,9 +161,19 @@ METRICS = {
         compares_with="nothing",
         least=lambda options, width: SPLITS,
         settings=lambda options: {"is_splits": SPLITS},
-        families=(INCEPTION, OTHER),
     ),
-    "kid": _make_kernel("kid", Value("KID", 5, "lower", KERNEL.format("")), (INCEPTION, OTHER)),
+    "kid": Metric(
+        {
+            "kid": Value("KID", 5, "lower", KERNEL.format("")),
+            "kdd": Value("KDD", 5, "lower", KERNEL.format("DINOv2 ")),
+        },
+        _kernel,
+        compares_with="images",
+        least=lambda options, width: options.kid_subset,
+        advice="--kid-subset {n} or less",
+        settings=lambda options: {"kid_subset": options.kid_subset},
+        names=KERNEL_NAMES,
+    ),
     "prc": Metric(
         {
             "precision": Value("Precision", 3, "higher", "share of samples that lie among the reference images"),
@@ -184,10 +183,12 @@ METRICS = {
         compares_with="images",
         least=lambda options, width: NEIGHBOURS + 1,
     ),
-    "sfid": _make_frechet(
-        "sfid",
-        Value("sFID", 2, "lower", "the same with spatial features: composition rather than content"),
-        kind="spatial",
+    "sfid": Metric(
+        {"sfid": Value("sFID", 2, "lower", "the same with spatial features: composition rather than content")},
+        _spatial_frechet,
+        needs="spatial",
+        least=_require_full_rank,
+        advice=FULL_RANK,
         by_default=False,
     ),
     "mind": Metric(
@@ -197,14 +198,27 @@ METRICS = {
         settings=lambda options: {"mind_projections": PROJECTIONS, "mind_scale": "3 d"},
         by_default=False,
     ),
-    # The same distances, by their names for features of DINOv2.
-    "fdd": _make_frechet("fdd", Value("FDD", 2, "lower", OF_DINOV2), (DINOV2,)),
-    "kdd": _make_kernel("kdd", Value("KDD", 5, "lower", KERNEL.format("DINOv2 ")), (DINOV2,)),
 }
 # A value of every class-conditional comparison whose extractor knows the classes; it cannot be chosen by --metrics.
 CONSISTENCY = "label_consistency"
 OF_LABELS = Value("Label consistency", 3, "higher", "share of samples that the classifier assigns to their class")
-BY_DEFAULT = tuple(name for name, metric in METRICS.items() if metric.by_default)  # in the help
+
+
+def name_all_metrics() -> dict[str, Metric]:
+    """Return all metrics by each of their names."""
+    named = {}
+    for name, metric in METRICS.items():
+        named |= dict.fromkeys((name, *metric.names.values()), metric)
+    return named
+
+
+def name_metrics(extractor: Extractor) -> dict[str, Metric]:
+    """Return all metrics by their names for the features of an extractor."""
+    return {metric.names.get(extractor.family, name): metric for name, metric in METRICS.items()}
+
+
+NAMES = tuple(name_all_metrics())  # in the help
+BY_DEFAULT = tuple(name for name, metric in name_all_metrics().items() if metric.by_default)
 
 
 def collect_values() -> dict[str, Value]:
@@ -258,7 +272,7 @@ class MetricOptions:
     __doc__ = f"""Metrics.
 
     Args:
-        metrics: some of {",".join(METRICS)}; default: {",".join(BY_DEFAULT)}, as far as features and reference allow.
+        metrics: some of {",".join(NAMES)}; default: {",".join(BY_DEFAULT)}, as far as features and reference allow.
         kid_subset: images in each random subset of KID.
         allow_few: allow Frechet distances of fewer images than features.
     """
@@ -269,24 +283,31 @@ class MetricOptions:
 
     def __post_init__(self) -> None:
         check_bounds(type(self), vars(self))
-        if not METRICS.keys() >= set(self.metrics or ()):
-            known = ",".join(METRICS)
-            raise UserError(f"--metrics takes some of {known}, got {','.join(self.metrics)!r}")
+        named = name_all_metrics()
+        if not named.keys() >= set(self.metrics or ()):
+            raise UserError(f"--metrics takes some of {','.join(named)}, got {','.join(self.metrics)!r}")
 
     @property
     def spatial(self) -> bool:
         """True if a chosen metric needs spatial features, which extractors yield only on request."""
-        return any(METRICS[name].needs == "spatial" for name in self.metrics or ())
+        named = name_all_metrics()
+        return any(named[name].needs == "spatial" for name in self.metrics or ())
 
     def check_names(self, extractor: Extractor) -> None:
-        """Raise a UserError if a chosen metric has another name for the extractor's features.
+        """Raise a UserError if a chosen metric cannot be computed from the features or has another name for them.
 
-        The extractor's weights need not be loaded.
+        The extractor's weights need not be loaded. Without them, the outputs of an extractor with a user's file are
+        unknown and not checked.
         """
+        named = name_metrics(extractor)
+        lacking = [name for name, metric in named.items() if _lacks_output(extractor, metric)]
         for name in self.metrics or ():
-            if extractor.family not in METRICS[name].families:
-                own = ",".join(_list_metrics(extractor))
+            if name not in named:
+                own = ",".join(other for other in named if other not in lacking)
                 raise UserError(f"--metrics {name} is not for features {extractor.name}: choose some of {own}")
+            if name in lacking:
+                needs = named[name].needs
+                raise UserError(f"--metrics {name} needs {needs}, but {extractor.name} yields none: leave it out")
 
     def choose(self, extractor: Extractor, images: int) -> tuple[str, ...]:
         """Return the names of the chosen metrics, or of all default metrics that are possible.
@@ -299,10 +320,6 @@ class MetricOptions:
             UserError: a chosen metric cannot be computed from this extractor's features.
         """
         self.check_names(extractor)
-        for name in self.metrics or ():
-            needs = METRICS[name].needs
-            if needs not in extractor.widths:
-                raise UserError(f"--metrics {name} needs {needs}, but {extractor.name} yields none: leave it out")
         if self.metrics:
             return self.metrics
         return tuple(name for name, obstacle in self._find_obstacles(extractor, images) if obstacle is None)
@@ -319,12 +336,12 @@ class MetricOptions:
 
     def _find_obstacles(self, extractor: Extractor, images: int) -> Iterator[tuple[str, str | None]]:
         """Yield each default metric of this extractor, and the reason why it is not possible, or None."""
-        for name, metric in METRICS.items():
-            if not metric.by_default or extractor.family not in metric.families:
+        for name, metric in name_metrics(extractor).items():
+            if not metric.by_default:
                 continue
             least = metric.least(self, extractor.widths.get(metric.needs, 0))
             obstacle = None
-            if metric.needs not in extractor.widths:
+            if _lacks_output(extractor, metric):
                 obstacle = f"{extractor.name} yields no {metric.needs}"
             elif metric.compares_with == "images" and images == 0:
                 obstacle = "the reference has only statistics"
@@ -333,14 +350,6 @@ class MetricOptions:
             yield name, obstacle
 
 
-def _list_metrics(extractor: Extractor) -> list[str]:
-    """Return the names of the metrics of an extractor's family that its outputs allow.
-
-    The outputs of an extractor with a user's file are unknown until the file is loaded; then all metrics are returned.
-    """
-    names = []
-    for name, metric in METRICS.items():
-        possible = not extractor.widths or metric.needs in extractor.widths
-        if possible and extractor.family in metric.families:
-            names.append(name)
-    return names
+def _lacks_output(extractor: Extractor, metric: Metric) -> bool:
+    """Return whether an extractor does not yield what a metric needs; False while its outputs are unknown."""
+    return bool(extractor.widths) and metric.needs not in extractor.widths
