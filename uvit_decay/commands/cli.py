@@ -21,7 +21,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from tensorboard.summary.writer.event_file_writer import _AsyncWriterThread
 
-from uvit_decay import callbacks, nn  # noqa: F401  so that flags may name their classes without the module
+from uvit_decay.callbacks import Progress  # imports all callbacks, so that flags may name them without the module
 from uvit_decay.commands.checks import (
     Parser,
     check_values,
@@ -34,6 +34,7 @@ from uvit_decay.commands.checks import (
 )
 from uvit_decay.commands.nodes import check_nodes
 from uvit_decay.data import ImageData
+from uvit_decay.nn import ImageNetwork  # noqa: F401  imports all networks, for the same reason
 from uvit_decay.runs.checkpoints import (
     AUTO,
     NAMES,
@@ -216,7 +217,7 @@ class CLI(LightningCLI):
         chosen = as_list(given["callbacks"])
         has_bar = any(isinstance(callback, ProgressBar) for callback in chosen)
         if given["enable_progress_bar"] is not False and not has_bar:
-            given["callbacks"] = [*filter(None, chosen), callbacks.Progress()]
+            given["callbacks"] = [*filter(None, chosen), Progress()]
         given["precision"] = self._choose_precision(loggers)
         try:
             trainer = super().instantiate_trainer(**given)

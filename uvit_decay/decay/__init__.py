@@ -2,6 +2,7 @@
 
 from typing import Any
 
+# Imported at once: `attach` is a function and its module, and the later import of the module would hide the function.
 from uvit_decay.decay.attach import Attached, attach
 from uvit_decay.decay.blocks import Gated, Single
 from uvit_decay.decay.mixing import Merge, mixing_matrix

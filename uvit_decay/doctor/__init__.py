@@ -3,6 +3,12 @@
 A check is a function of a `Run` that yields findings. Nothing is trained, and nothing is left on a disk.
 """
 
-from uvit_decay.doctor.report import Finding, Report, Run
+from uvit_decay.runtime.program import lazy
 
-__all__ = ["Finding", "Report", "Run"]
+MODULES = {
+    "Finding": "report",
+    "Report": "report",
+    "Run": "report",
+}
+__all__ = list(MODULES)
+__getattr__, __dir__ = lazy(__name__, MODULES)

@@ -4,6 +4,8 @@ Does not import Lightning.
 """
 
 from uvit_decay.metrics.consistency import label_consistency
+
+# Imported at once: some functions have the names of their modules, whose later import would hide the functions.
 from uvit_decay.metrics.dinov2 import DINOv2
 from uvit_decay.metrics.extractors import Extractor, Features, Inception, SmallClassifier
 from uvit_decay.metrics.frechet import Moments, Statistics, frechet_distance

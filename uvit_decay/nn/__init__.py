@@ -1,27 +1,22 @@
 """Networks in pure torch, independent of diffusion and of Lightning: denoisers, encoders and masked autoencoders."""
 
-from uvit_decay.nn.base import ImageNetwork, check_attributes
-from uvit_decay.nn.embed import timestep_embedding
-from uvit_decay.nn.intermediates import HasIntermediates, Layer, pooled, states_of
-from uvit_decay.nn.mae import MAE
-from uvit_decay.nn.resnet import ResNet
-from uvit_decay.nn.sit import SiT
-from uvit_decay.nn.sizes import create_model
-from uvit_decay.nn.uvit import UViT
-from uvit_decay.nn.vit import ViT
+from uvit_decay.runtime.program import lazy
 
-__all__ = [
-    "MAE",
-    "HasIntermediates",
-    "ImageNetwork",
-    "Layer",
-    "ResNet",
-    "SiT",
-    "UViT",
-    "ViT",
-    "check_attributes",
-    "create_model",
-    "pooled",
-    "states_of",
-    "timestep_embedding",
-]
+MODULES = {
+    "ImageNetwork": "base",
+    "check_attributes": "base",
+    "timestep_embedding": "embed",
+    "HasIntermediates": "intermediates",
+    "Layer": "intermediates",
+    "pooled": "intermediates",
+    "states_of": "intermediates",
+    "MAE": "mae",
+    "ResNet": "resnet",
+    "SiT": "sit",
+    "create_model": "sizes",
+    "UViT": "uvit",
+    "ViT": "vit",
+}
+__all__ = list(MODULES)
+# The first use of a name imports all modules, so that a search for subclasses of ImageNetwork finds them.
+__getattr__, __dir__ = lazy(__name__, MODULES, together=True)

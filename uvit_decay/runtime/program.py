@@ -56,8 +56,8 @@ def lazy(
 
     Args:
         package: its full name.
-        modules: public names and the modules of the package that have them. No name may be the name of a module of the
-            package: an import of the module would hide it.
+        modules: public names and the modules that have them, as relative imports write them without the first dot. No
+            name may be the name of a module of the package: an import of the module would hide it.
         together: import all names with the first one.
     """
 
@@ -67,7 +67,7 @@ def lazy(
         wanted = modules if together else {name: modules[name]}
         found = {}
         for key, module in wanted.items():
-            found[key] = getattr(import_module(f"{package}.{module}"), key)
+            found[key] = getattr(import_module(f".{module}", package), key)
         vars(sys.modules[package]).update(found)
         return found[name]
 

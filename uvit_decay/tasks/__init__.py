@@ -1,23 +1,18 @@
 """LightningModules that join a network and data for training, and auxiliary losses for them."""
 
-from uvit_decay.tasks.auxiliary import AuxiliaryLoss
-from uvit_decay.tasks.base import Task
-from uvit_decay.tasks.classify import ClassifyTask
-from uvit_decay.tasks.diffusion import DiffusionTask
-from uvit_decay.tasks.dispersive import DispersiveLoss
-from uvit_decay.tasks.layersync import LayerSync
-from uvit_decay.tasks.mae import MAETask
-from uvit_decay.tasks.optimization import Optimization
-from uvit_decay.tasks.repa import REPA
+from uvit_decay.runtime.program import lazy
 
-__all__ = [
-    "REPA",
-    "AuxiliaryLoss",
-    "ClassifyTask",
-    "DiffusionTask",
-    "DispersiveLoss",
-    "LayerSync",
-    "MAETask",
-    "Optimization",
-    "Task",
-]
+MODULES = {
+    "AuxiliaryLoss": "auxiliary",
+    "Task": "base",
+    "ClassifyTask": "classify",
+    "DiffusionTask": "diffusion",
+    "DispersiveLoss": "dispersive",
+    "LayerSync": "layersync",
+    "MAETask": "mae",
+    "Optimization": "optimization",
+    "REPA": "repa",
+}
+__all__ = list(MODULES)
+# The first use of a name imports all modules, so that a search for subclasses of Task or AuxiliaryLoss finds them.
+__getattr__, __dir__ = lazy(__name__, MODULES, together=True)
