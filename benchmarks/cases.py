@@ -8,8 +8,9 @@ from functools import cached_property
 
 import torch
 
-from benchmarks.measuring import Clock, Run, Spread, added_memory, matrix_rate, ratios
+from benchmarks.measuring import DTYPES, Clock, Run, Spread, added_memory, ratios
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.tasks.utilisation import matrix_rate
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,8 @@ class Setting:
     @cached_property
     def rates(self) -> dict[str, float]:
         """The matrix rate of each precision, FLOP/s, measured once."""
-        size = 128 if self.quick else 8192 if self.on_gpu else 2048
-        return {precision: matrix_rate(self.clock, precision, size) for precision in ("float32", "bf16")}
+        threads = torch.get_num_threads()
+        return {name: matrix_rate(self.device, dtype, threads, self.clock.now) for name, dtype in DTYPES.items()}
 
     @property
     def on_gpu(self) -> bool:

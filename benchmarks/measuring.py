@@ -1,4 +1,4 @@
-"""Timing of runs in turn, the spread of a few values, the matrix rate of a device, added memory and model FLOPs."""
+"""Timing of runs in turn, the spread of a few values, added memory and model FLOPs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,10 @@ from typing import NamedTuple
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-
-from uvit_decay.tasks.utilisation import count_flops
+from torch.utils.flop_counter import FlopCounterMode
 
 Run = Callable[[], object]
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
-SMALL = 256  # rows of the matrices of `matrix_rate` if larger ones take more than LONGEST
-LONGEST = 1.0  # seconds of a product
 
 
 class Spread(NamedTuple):
@@ -85,36 +82,12 @@ def ratios(above: list[float], below: list[float]) -> Spread:
     return Spread.of([a / b for a, b in zip(above, below, strict=True)])
 
 
-def matrix_rate(clock: Clock, precision: str, size: int) -> float:
-    """Return the FLOP/s of a product of two square matrices: the median of seven products, after two more.
-
-    Args:
-        clock: clock of the device.
-        precision: key of DTYPES.
-        size: rows and columns of the matrices. If a product of this size would take more than LONGEST seconds, as in
-            bfloat16 on CPUs without bfloat16 instructions, the matrices have SMALL rows and columns.
-    """
-    if size > SMALL:
-        product = _multiply_squares(clock.device, precision, SMALL)
-        product()  # the first call also initializes libraries
-        if clock.seconds(product) * (size / SMALL) ** 3 > LONGEST:
-            size = SMALL
-    product = _multiply_squares(clock.device, precision, size)
-    found = clock.in_turn({"product": product}, 9)["product"]
-    return 2 * size**3 / statistics.median(found[2:])
-
-
-def _multiply_squares(device: torch.device, precision: str, size: int) -> Run:
-    """Return a function that multiplies two random matrices with this number of rows and columns."""
-    a = torch.randn(size, size, device=device, dtype=DTYPES[precision])
-    b = torch.randn(size, size, device=device, dtype=DTYPES[precision])
-    return lambda: a @ b
-
-
 def model_flops(run: Run) -> int:
     """Return the FLOPs of the matrix products, attentions and convolutions in a call, on any device, meta included."""
-    with sdpa_kernel(SDPBackend.MATH):  # others compute products of the forward pass again in the backward pass
-        return count_flops(run)
+    # Other attention computes products of the forward pass again in the backward pass.
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        run()
+    return counter.get_total_flops()
 
 
 def added_memory(run: Run, device: torch.device) -> int | None:

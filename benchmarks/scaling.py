@@ -28,13 +28,14 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks import networks
-from benchmarks.measuring import Clock, Run, added_memory, matrix_rate
+from benchmarks.measuring import Clock, Run, added_memory
 from benchmarks.training import OurStep, flops, images, task_of
 from uvit_decay.metrics.frechet import Moments, frechet_distance
 from uvit_decay.metrics.kid import kernel_distance
 from uvit_decay.metrics.precision_recall import precision_recall
 from uvit_decay.nn import UViT
 from uvit_decay.representations.logistic import logistic_grid
+from uvit_decay.tasks.utilisation import matrix_rate
 
 CPU = torch.device("cpu")
 Row = dict[str, Any]
@@ -110,7 +111,7 @@ def show(title: str, rows: list[Row], columns: Sequence[str]) -> None:
 
 def steps(clock: Clock, quick: bool) -> list[Row]:
     """Measure a training step in float32: loss, backward, fused AdamW and EMA; predict it and its memory."""
-    rate = matrix_rate(clock, "float32", 256 if quick else 1024)
+    rate = matrix_rate(CPU, torch.float32, 1, clock.now)
     rows: list[Row] = []
     shapes = [Shape(2, 16, 2, 64), Shape(4, 16, 2, 64)] if quick else STEPS
     for shape in shapes:

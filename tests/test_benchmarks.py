@@ -58,23 +58,6 @@ def test_additions_have_the_ratio_of_their_time_to_the_time_without_them(tmp_pat
         assert row["ratio"]["median"] == pytest.approx(with_it / without_it)
 
 
-@pytest.mark.parametrize(("flop_per_second", "size"), [(1e12, 512), (1e8, 256)])
-def test_the_matrix_rate_is_measured_with_small_matrices_if_large_ones_take_long(flop_per_second, size):
-    from benchmarks.measuring import Clock, matrix_rate
-
-    class SetClock(Clock):
-        """A clock of a machine with `flop_per_second`, which keeps the sizes of the products."""
-
-        def seconds(self, run):
-            sizes.append(len(run()))
-            return 2 * sizes[-1] ** 3 / flop_per_second
-
-    sizes = []
-    rate = matrix_rate(SetClock(torch.device("cpu")), "float32", 512)
-    assert rate == pytest.approx(flop_per_second)
-    assert sizes == [256] + [size] * 9
-
-
 def test_a_ratio_of_different_results_is_refused():
     from benchmarks.cases import Agreement
 

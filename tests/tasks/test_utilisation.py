@@ -15,7 +15,7 @@ from torch.utils.benchmark import Timer
 from uvit_decay.data import Digits
 from uvit_decay.nn import UViT
 from uvit_decay.tasks import ClassifyTask, DiffusionTask, utilisation
-from uvit_decay.tasks.utilisation import image_flops, matrix_rate, peak_bytes
+from uvit_decay.tasks.utilisation import image_flops, matrix_rate, peak_bytes, peak_rate
 
 CPU = torch.device("cpu")
 RATE = 1e9
@@ -103,6 +103,27 @@ def test_the_rate_of_matrix_products_is_positive_and_measured_once():
     rate = matrix_rate(CPU, torch.float32, 1)
     assert rate > 1e8
     assert matrix_rate(CPU, torch.float32, 1) == rate
+
+
+@pytest.mark.parametrize(
+    ("name", "measured", "expected"),
+    [
+        ("NVIDIA H100 80GB HBM3", 7e14, 989.4e12),  # of the data sheet
+        ("NVIDIA RTX A6000", 1.2e14, 1.2e14),  # Lightning's figure is 38.7e12
+        ("NVIDIA B200", 1.5e15, 1.5e15),  # unknown to Lightning
+    ],
+)
+def test_the_peak_rate_is_that_of_the_data_sheet_if_it_is_known(name, measured, expected, monkeypatch, recwarn):
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: name)
+    monkeypatch.setattr(utilisation, "matrix_rate", lambda *_: measured)
+    assert peak_rate(torch.device("cuda"), torch.bfloat16) == expected
+    assert not recwarn.list
+
+
+def test_the_rate_can_be_measured_with_another_clock():
+    ticks = iter(range(10**9))
+    rate = matrix_rate.__wrapped__(CPU, torch.float32, 1, lambda: float(next(ticks)))
+    assert rate == 2 * 256**3  # a second for each product, so the matrices are small
 
 
 @pytest.mark.parametrize(("longest", "size"), [(1e9, 1024), (0.0, 256)])

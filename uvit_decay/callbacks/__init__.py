@@ -14,7 +14,7 @@ MODULES = {
     "Progress": "progress",
     "CPUThreads": "summary",
     "Summary": "summary",
-    "RunLogger": ".runs.log",  # where configurations name it
+    "RunLogger": ".runs.log",  # configurations name it here
 }
 __all__ = list(MODULES)
 # The first use of a name imports all modules, so that a search for subclasses of Callback finds them.

@@ -6,16 +6,17 @@ import functools
 import resource
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.throughput import get_available_flops, measure_flops
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.func import functional_call
-from torch.utils.flop_counter import FlopCounterMode
 
 from uvit_decay.data.batches import Batch
 from uvit_decay.runtime.errors import one_line
@@ -28,22 +29,21 @@ LONGEST = 0.5  # seconds
 
 
 class Utilisation:
-    """Speed of a run and its model FLOPs utilisation: the FLOPs of its images over the matrix rate of its devices.
+    """Speed of a run and its model FLOPs utilisation: the FLOPs of its images over the peak rate of its devices.
 
-    FLOPs and rate are measured once, when training starts. The FLOPs of the network are counted without memory or time
-    of the device. The rate is measured with a square product in the dtype of training. The speed is measured since the
-    last `restart`.
+    FLOPs and rate are found once, when training starts. The FLOPs of the network are counted without memory or time of
+    the device. The speed is measured since the last `restart`.
     """
 
     def __init__(self) -> None:
         self.images = 0  # trained on since the last restart, on all devices
         self.speed = 0.0  # images/s, once it is measured
         self._since = time.monotonic()
-        self._rate: float | None = None  # images/s if the devices of this run computed only matrix products
+        self._rate: float | None = None  # images/s if the devices of this run always reached their peak rate
         self._device = torch.device("cpu")
 
     def start(self, task: LightningModule) -> None:
-        """Measure FLOPs and rate; print one line if the FLOPs cannot be counted. The run then has no utilisation."""
+        """Find FLOPs and rate; print one line if the FLOPs cannot be counted. The run then has no utilisation."""
         self._device = task.device
         self._rate = None
         try:
@@ -55,8 +55,7 @@ class Utilisation:
         if not flops:
             return
         dtype = DTYPES.get(task.trainer.precision, torch.float32)
-        rate = matrix_rate(task.device, dtype, torch.get_num_threads())
-        self._rate = task.trainer.world_size * rate / flops
+        self._rate = task.trainer.world_size * peak_rate(task.device, dtype) / flops
 
     def restart(self) -> None:
         """Count images and time from now on; the speed is not known until it is measured again."""
@@ -115,7 +114,7 @@ def image_flops(task: LightningModule, hooks: bool = False) -> float:
             own[f"task.{name}"] = torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad)
     try:
         with torch.autograd.set_detect_anomaly(False):  # it reads values
-            return count_flops(lambda: functional_call(loss, own, batch).backward()) / count
+            return measure_flops(loss, lambda: functional_call(loss, own, batch).backward()) / count
     finally:
         task.net = net
 
@@ -147,19 +146,33 @@ class _Loss(nn.Module):
         return self.task.loss(Batch(*batch), "train")
 
 
-def count_flops(work: Callable[[], object]) -> int:
-    """Return the floating-point operations of the matrix products, convolutions and attention of `work()`."""
-    with FlopCounterMode(display=False) as counter:
-        work()
-    return counter.get_total_flops()
+def peak_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """Return the peak FLOP/s of a device in this dtype: of the data sheet if Lightning knows it, otherwise measured.
+
+    A square product is timed in both cases. Lightning's figures of some GPUs (A6000, A40, RTX 4090) are far below their
+    data sheets; a figure that the product exceeds is not used.
+    """
+    measured = matrix_rate(device, dtype, torch.get_num_threads())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Lightning warns that it does not know a GPU
+        known = get_available_flops(device, dtype)
+    return max(known or 0.0, measured)
 
 
 @functools.cache
-def matrix_rate(device: torch.device, dtype: torch.dtype, threads: int) -> float:
-    """Return the FLOP/s of a square product in this dtype; on a CPU, with this number of threads.
+def matrix_rate(
+    device: torch.device, dtype: torch.dtype, threads: int, clock: Callable[[], float] | None = None
+) -> float:
+    """Return the FLOP/s of a square product in this dtype.
 
     The first call takes 0.2 s. On a CPU the matrices are small if larger ones take long, as in bfloat16 without
     bfloat16 instructions.
+
+    Args:
+        device: the device.
+        dtype: type of the matrices.
+        threads: number of threads on a CPU.
+        clock: function that returns the time in seconds, when the device has finished; None reads the wall clock.
     """
     from torch.utils.benchmark import Timer  # warns about CUDA toolkits without a GPU, which most commands do not use
 
@@ -169,14 +182,17 @@ def matrix_rate(device: torch.device, dtype: torch.dtype, threads: int) -> float
     def draw(side: int) -> Tensor:
         return torch.randn(side, side, generator=random, device=device).to(dtype)
 
+    options: dict[str, Any] = {"num_threads": threads}
+    if clock is not None:
+        options["timer"] = clock
     side = 4096 if device.type == "cuda" else LARGE  # large enough to reach the rate
     if device.type == "cpu":
-        small = Timer("torch.mm(a, a)", globals={"torch": torch, "a": draw(SMALL)}, num_threads=threads)
+        small = Timer("torch.mm(a, a)", globals={"torch": torch, "a": draw(SMALL)}, **options)
         if small.timeit(2).mean * (LARGE / SMALL) ** 3 > LONGEST:
             side = SMALL
     a, b = draw(side), draw(side)
     names = {"torch": torch, "a": a, "b": b, "out": a @ b}
-    timer = Timer("torch.mm(a, b, out=out)", globals=names, num_threads=threads)
+    timer = Timer("torch.mm(a, b, out=out)", globals=names, **options)
     seconds = min(timer.blocked_autorange(min_run_time=SECONDS).times)
     return 2 * side**3 / seconds
 
