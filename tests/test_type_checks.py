@@ -52,3 +52,9 @@ def test_every_module_but_the_inner_loops_is_checked(request):
 def test_a_tensor_of_another_shape_is_refused_at_public_borders(call):
     with pytest.raises((jaxtyping.TypeCheckError, UserError)):  # the latter from functions at the public door
         call()
+
+
+def test_sizes_in_a_function_of_the_caller_whose_shapes_are_checked_do_not_count():
+    with jaxtyping.jaxtyped("context"):
+        for count in (4, 5):
+            assert spectrum_entropy(torch.eye(count)) > 0
