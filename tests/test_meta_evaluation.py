@@ -27,9 +27,10 @@ from uvit_decay.metrics.resize import RESIZE
 from uvit_decay.representations.classification import Classifying
 from uvit_decay.representations.logistic import fit_accuracy
 from uvit_decay.representations.networks import ProbedNetwork
-from uvit_decay.representations.options import Classification
-from uvit_decay.representations.probing import Prober, Probing
-from uvit_decay.representations.protocols import PROTOCOLS, Cells
+from uvit_decay.representations.options import Classification, Probing
+from uvit_decay.representations.probing import Prober
+from uvit_decay.representations.protocols import PROTOCOLS
+from uvit_decay.representations.recipes import Cells
 from uvit_decay.representations.reconstruction import Reconstructor
 from uvit_decay.runtime.distributed import Processes
 
@@ -68,9 +69,8 @@ def test_features_of_probes_wait_once_a_batch_and_fits_once_an_iteration(digits,
         f"logistic.py of: {SEEN}": 1,  # eigenvectors, of all layers at once
         f"logistic.py minimise: {NUMBER}": 12,  # has it converged?
         f"logistic.py logistic_grid: {TO_HOST}": 2,
-        f"protocols.py _knn_accuracy: {TO_DEVICE}": 2,  # around their mean and not
-        f"protocols.py _knn_without_pcs: {TO_DEVICE}": 1,
-        f"protocols.py paper: {TO_DEVICE}": 1,
+        f"recipes.py _prepare_votes: {TO_DEVICE}": 1,
+        f"recipes.py paper: {TO_DEVICE}": 1,
         f"knn.py vote: {NUMBER}": (2 + 5 + 1) * cells,  # five candidates are below the number of features
         f"knn.py centre: {TO_DEVICE}": cells,  # their mean
         f"knn.py knn_without_pcs: {TO_DEVICE}": 2,  # order and labels
@@ -91,11 +91,11 @@ def test_features_of_protocols_wait_once_a_batch(digits):
     encoder = small_mae().to(META).eval()
     sizes = {"batch_size": 16, "max_train": 32, "max_test": 16, "neighbours": 5}
     options = Classification(protocol=("logistic", "knn"), layer="2", **sizes)
-    classifying = Classifying(ProbedNetwork(encoder, "mae", "mae", {}), digits, options)
-    found, cells = waits_of(lambda: classifying.cells(META, "float32", Processes()))
+    prober = Classifying(ProbedNetwork(encoder, "mae", "mae", {}), digits, options).prober(META, "float32")
+    found, cells = waits_of(lambda: prober.stored_cells(["all", "mean"], Processes()))
     assert (cells["all"].train(0).device, cells["mean"].test.shape) == (META, (1, 16, 16))
     assert found.pop(f"features.py work: {TO_HOST}") == 3
-    assert found == {f"classification.py cells: {TO_DEVICE}": 4}
+    assert found == {f"probing.py stored_cells: {TO_DEVICE}": 4}
 
 
 def test_reconstructions_wait_once_a_batch():
@@ -110,7 +110,7 @@ def test_classifiers_of_features_wait_once_an_epoch_or_iteration():
     train, test = there(1, 32, 16), there(1, 16, 16)
     cells = Cells(lambda _: train, labels, test, labels[:16], 10, META)
     options = Classification(epochs=3, neighbours=3)
-    linear = waits_of(lambda: PROTOCOLS["in100-linear"].judge(cells, options))[0]
+    linear = waits_of(lambda: PROTOCOLS["in100-linear"].evaluate(cells, options))[0]
     assert linear == {
         f"linear_probes.py <listcomp>: {TO_DEVICE}": 2,  # weight and bias
         f"linear_probes.py passes: {TO_DEVICE}": 2 * 3,  # the order, for features and labels

@@ -7,9 +7,11 @@ from refusals import raises_user_error
 
 from uvit_decay.diffusion.noise_path import VP
 from uvit_decay.nn.intermediates import Layer, pooled
+from uvit_decay.representations.checks import check_probed, choose_images
 from uvit_decay.representations.grid import SCORES
-from uvit_decay.representations.options import TIMES, choose_level
-from uvit_decay.representations.probing import Prober, Probing, check_probed, choose_images
+from uvit_decay.representations.options import TIMES, Probing
+from uvit_decay.representations.probing import Prober
+from uvit_decay.representations.protocols import PROTOCOLS, GridProtocol
 from uvit_decay.runtime.distributed import Processes
 
 CPU = torch.device("cpu")
@@ -70,10 +72,23 @@ def test_denoisers_keep_their_levels_and_an_encoder_is_asked_for_none(digits):
     for options in ({"times": (0.1,)}, {"draws": 2}, {"protocol": "ddae"}, *noise_share):
         with raises_user_error("encoder"):
             check_probed(Encoder(), None, digits, Probing(**options))
-    with raises_user_error("--time"):
-        choose_level(0.1, encoder=True)
-    assert (choose_level(None, encoder=False), choose_level(None, encoder=True)) == (0.1, 0.0)
+        with raises_user_error("encoder"):
+            Prober(Encoder(), None, digits, Probing(**options), CPU)
     check_probed(Encoder(), None, digits, Probing(pool="cls"))  # classes without a null label do not matter here
+
+
+def test_an_own_protocol_is_checked_as_ours_are(monkeypatch):
+    """With new noise in every pass it is refused for an encoder; without a probe it has no epochs."""
+    fresh = GridProtocol(lambda cells, options: None, ("test_accuracy",), fresh=True)
+    monkeypatch.setitem(PROTOCOLS, "own", fresh)
+    options = Probing(protocol="own")
+    with raises_user_error("encoder", "protocol own"):
+        fresh.check(options, is_encoder=True)
+    fresh.check(options, is_encoder=False)
+    with raises_user_error("--epochs", "own", "ddae or repa"):
+        fresh.check(Probing(protocol="own", epochs=7))
+    with raises_user_error("test_accuracy"):
+        GridProtocol(lambda cells, options: None, ("accuracy",))
 
 
 def test_what_the_network_does_not_have_is_one_line(digits):

@@ -10,10 +10,11 @@ from evaluations import evaluate, refused
 from refusals import find_line
 
 from uvit_decay.diffusion.noise_path import VP
-from uvit_decay.representations import protocols
+from uvit_decay.representations import recipes
+from uvit_decay.representations.checks import choose_images
 from uvit_decay.representations.linear_probes import DDAE, REPA, accuracies
 from uvit_decay.representations.options import Alignment, Probing
-from uvit_decay.representations.probing import Prober, choose_images
+from uvit_decay.representations.probing import Prober
 from uvit_decay.representations.protocols import PROTOCOLS
 from uvit_decay.representations.reference import Neighbourhood, Reference, cknna
 from uvit_decay.runtime.distributed import Processes
@@ -64,9 +65,9 @@ def test_repa_is_a_probe_of_one_noise_an_image_and_an_alignment_of_each_cell(dig
     assert grid.scores["cknna"][0].max() > grid.scores["cknna"][1].max()  # at t = 0.4 less of the image is left
 
 
-@pytest.mark.parametrize("protocol", [name for name, each in PROTOCOLS.items() if each.of_grid and each.classifies])
+@pytest.mark.parametrize("protocol", ["paper", "ddae", "repa"])
 def test_draws_are_averaged_with_their_spread_and_the_first_is_the_single_one(digits, protocol, tmp_path, monkeypatch):
-    monkeypatch.setattr(protocols, "DDAE", replace(DDAE, lr=0.1))  # learns something of so few images
+    monkeypatch.setattr(recipes, "DDAE", replace(DDAE, lr=0.1))  # learns something of so few images
     options = {"protocol": protocol, "seed": 3} | ({} if protocol == "paper" else {"epochs": 3})
     reference = pixels(digits) if protocol == "repa" else None
     three, one = (grid_of(digits, reference, draws=draws, **options) for draws in (3, 1))

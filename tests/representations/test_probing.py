@@ -16,7 +16,9 @@ from uvit_decay.diffusion.noise_path import VP
 from uvit_decay.image_io import to_float
 from uvit_decay.nn.intermediates import HasIntermediates, Layer
 from uvit_decay.representations import probing
-from uvit_decay.representations.probing import Prober, Probing, choose_images
+from uvit_decay.representations.checks import choose_images
+from uvit_decay.representations.options import Probing
+from uvit_decay.representations.probing import Prober
 from uvit_decay.representations.rank import spectrum_entropy
 from uvit_decay.runtime.distributed import Processes
 
@@ -100,7 +102,7 @@ def test_features_are_taken_in_the_chosen_precision_which_the_protocol_says(digi
     expected, actual = exact.cells(0).train(0), half.cells(0).train(0)
     assert not torch.equal(actual, expected)
     assert (actual - expected).abs().mean() < 0.02 * expected.abs().mean()
-    assert (exact.protocol().get("precision"), half.protocol()["precision"]) == (None, "bf16")
+    assert (exact.describe().get("precision"), half.describe()["precision"]) == (None, "bf16")
 
 
 def test_the_script_writes_table_protocol_and_image(trained, tmp_path, monkeypatch, capsys):

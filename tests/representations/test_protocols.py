@@ -14,17 +14,19 @@ from sklearn.preprocessing import StandardScaler
 
 from uvit_decay.data import Digits
 from uvit_decay.diffusion.noise_path import VP
-from uvit_decay.representations import protocols
+from uvit_decay.representations import recipes
+from uvit_decay.representations.checks import choose_images
 from uvit_decay.representations.classification import Classifying
 from uvit_decay.representations.linear_probes import IN100, accuracies
 from uvit_decay.representations.networks import ProbedNetwork
 from uvit_decay.representations.options import Classification
-from uvit_decay.representations.protocols import PROTOCOLS, Cells, draw_shots
+from uvit_decay.representations.protocols import PROTOCOLS, PointProtocol
+from uvit_decay.representations.recipes import Cells, draw_shots
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.random import normal
 
 CPU = torch.device("cpu")
-SINGLE = [name for name, protocol in PROTOCOLS.items() if not protocol.of_grid]
+SINGLE = [name for name, protocol in PROTOCOLS.items() if isinstance(protocol, PointProtocol)]
 
 
 @pytest.fixture(scope="module")
@@ -40,14 +42,14 @@ def cells(train, labels, test, test_labels):
 
 
 def outcome_of(protocol, cells, **options):
-    """The values of the cell, and what was chosen."""
-    outcome = PROTOCOLS[protocol].judge(cells, Classification(**options))
+    """The scores, and what was chosen."""
+    outcome = PROTOCOLS[protocol].evaluate(cells, Classification(**options))
     assert tuple(outcome.values) == PROTOCOLS[protocol].scores
     return {name: float(value[0]) for name, value in outcome.values.items()}, outcome.chosen
 
 
 def test_the_linear_probe_has_the_accuracy_of_its_last_pass_and_the_best_on_test(pixels, monkeypatch):
-    monkeypatch.setattr(protocols, "IN100", replace(IN100, batch_size=500))
+    monkeypatch.setattr(recipes, "IN100", replace(IN100, batch_size=500))
     passes = replace(IN100, epochs=7, batch_size=500, seed=3).passes(pixels.train, pixels.labels, 10, CPU)
     each = [float(accuracies(models, pixels.test, pixels.test_labels, CPU)) for models in passes]
     values, chosen = outcome_of("in100-linear", pixels, epochs=7, seed=3)
@@ -88,9 +90,10 @@ def test_features_are_pooled_tokens_of_one_layer_in_one_pass(digits):
         layer="2", time=0.2, norm=True, seed=1, batch_size=2, max_train=5, max_test=3, neighbours=2
     )
     net, two = tiny_net().eval(), replace(options, protocol=("logistic", "knn"))
-    judged = Classifying(ProbedNetwork(net, "tiny", "tiny", {}, VP()), digits, two)
-    found = judged.cells(CPU, "float32", Processes())
-    for split, images, part in zip(("train", "test"), (digits.train, digits.test), judged.chosen, strict=True):
+    classifying = Classifying(ProbedNetwork(net, "tiny", "tiny", {}, VP()), digits, two)
+    found = classifying.prober(CPU, "float32").stored_cells(["all", "mean"], Processes())
+    chosen = choose_images(two, digits)
+    for split, images, part in zip(("train", "test"), (digits.train, digits.test), chosen, strict=True):
         x = images.images[part].float() / 127.5 - 1
         noise = normal("probe", 1, split, 0, rows=torch.tensor(part), shape=(1, 8, 8))
         t = torch.full((len(part),), 0.2)
@@ -99,10 +102,10 @@ def test_features_are_pooled_tokens_of_one_layer_in_one_pass(digits):
         for pool, expected in {"all": tokens.mean(dim=1), "mean": tokens[:, 2:].mean(dim=1)}.items():
             actual = found[pool].train(0) if split == "train" else found[pool].test
             torch.testing.assert_close(actual, expected[None])
-    assert found["all"].labels.tolist() == digits.train.labels[judged.chosen[0]].tolist()
+    assert found["all"].labels.tolist() == digits.train.labels[chosen[0]].tolist()
 
 
-def test_every_protocol_judges_a_checkpoint_of_an_encoder(encoder, tmp_path, monkeypatch, capsys):
+def test_every_protocol_evaluates_a_checkpoint_of_an_encoder(encoder, tmp_path, monkeypatch, capsys):
     few = ["--max-train", 400, "--max-test", 100, "--epochs", 20, "--draws", 2]
     options = ["--protocol", ",".join(SINGLE), *few]
     evaluate(monkeypatch, tmp_path, "classify", "--ckpt", encoder, "--data", "digits", *options)
@@ -143,7 +146,9 @@ def test_the_pool_that_is_asked_for_holds_for_all(encoder, tmp_path, monkeypatch
     [
         (["--protocol", "linear"], ("--protocol", "in100-linear", "logistic", "knn")),
         (["--time", "0.1"], "--time"),
+        (["--time", "2"], "(0, 1)"),
         (["--norm"], ("MAE", "norm")),
+        (["--protocol", "knn,logistic", "--epochs", "7"], ("--epochs", "knn,logistic", "in100-linear")),
         (["--protocol", "few-shot-10", "--max-train", "60"], "10 training"),
         (["--protocol", "logistic", "--max-train", "4"], ("5 training", 4)),
         (["--temperature", "0"], "--temperature"),
@@ -151,7 +156,7 @@ def test_the_pool_that_is_asked_for_holds_for_all(encoder, tmp_path, monkeypatch
         (["--test", "nowhere"], "digits"),
     ],
 )
-def test_what_cannot_be_judged_is_one_line(encoder, tmp_path, monkeypatch, capsys, options, message):
+def test_what_cannot_be_classified_is_one_line(encoder, tmp_path, monkeypatch, capsys, options, message):
     options = ["--ckpt", encoder, "--data", "digits", *options]
     find_line(refused(monkeypatch, tmp_path, capsys, "classify", *options), message)
 
@@ -166,7 +171,7 @@ def test_one_class_and_a_missing_class_token_are_one_line(trained, image_dir, en
         Classifying(ProbedNetwork(tiny_net(), "tiny", "tiny", {}, VP()), data, Classification())
 
 
-def test_raw_pixels_are_judged_as_a_baseline(pixels, tmp_path, monkeypatch, capsys):
+def test_raw_pixels_are_a_baseline(pixels, tmp_path, monkeypatch, capsys):
     options = ["--data", "digits", "--protocol", "knn,in100-linear", "--epochs", 3, "--out", "p.json"]
     evaluate(monkeypatch, tmp_path, "classify", "--ckpt", "pixels:8x8x1", *options)
     report = json.loads((tmp_path / "p.json").read_text())

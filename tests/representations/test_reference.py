@@ -26,9 +26,9 @@ def test_features_are_timms_final_patch_tokens_of_enlarged_pictures(tmp_path):
     save_file(model.state_dict(), tmp_path / "vit.safetensors")
     data = Digits()
     data.setup()
-    judged = ProbedNetwork(torch.nn.Identity(), "net", "net", {}, VP())
+    probed = ProbedNetwork(torch.nn.Identity(), "net", "net", {}, VP())
     alignment = Alignment(Path(f"timm:{NAME}={tmp_path / 'vit.safetensors'}"), 48)
-    network = open_reference(judged, Probing(protocol="repa"), alignment, (), CPU, "float32")
+    network = open_reference(probed, Probing(protocol="repa"), alignment, (), CPU, "float32")
     chosen = list(range(40, 80))
     reference = network.features(data, chosen, 25, Processes())
     assert len(reference.rows) == 25

@@ -12,9 +12,10 @@ from uvit_decay.callbacks.ema import evaluation_weights
 from uvit_decay.callbacks.periodic import Periodic, record
 from uvit_decay.data import ImageData
 from uvit_decay.nn.intermediates import Pool, layer_indices
+from uvit_decay.representations.checks import check_probed, choose_images, default_layer
 from uvit_decay.representations.grid import NOISE_SHARE_PICTURE, Grid
 from uvit_decay.representations.options import Probing
-from uvit_decay.representations.probing import Prober, check_probed, choose_images, default_layer
+from uvit_decay.representations.probing import Prober
 from uvit_decay.runs.history import PROBES
 from uvit_decay.runs.loggers import log_picture
 from uvit_decay.runtime.distributed import Processes
@@ -134,7 +135,8 @@ class LinearProbes(Periodic):
     def evaluations(self, trainer: Trainer, task: Task) -> int:
         data: ImageData = trainer.datamodule
         images = sum(map(len, choose_images(self.probing, data)))
-        images += self.probing.noise_share_draws * min(self.probing.noise_images, len(data.test))
+        noise_draws = self.probing.noise_draws or 0
+        images += noise_draws * min(self.probing.noise_images, len(data.test))
         return images * len(self.probing.levels(task.path is None))
 
     def evaluate(self, trainer: Trainer, task: Task) -> None:
@@ -163,7 +165,7 @@ class LinearProbes(Periodic):
         logged = {f"probe/{name}": value for name, value in values.items()}
         grid.save(self.folder, f"step {trainer.global_step}")
         log_picture(trainer, self.folder / "probes.png")
-        if self.probing.noise_share_draws:
+        if self.probing.noise_draws:
             log_picture(trainer, self.folder / NOISE_SHARE_PICTURE)
         record(trainer, self.folder / PROBES, values, metadata, logged)
         rank_zero_info(

@@ -11,12 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from uvit_decay.commands.generation import check_ending
-from uvit_decay.representations.options import (
-    Alignment,
-    Classification,
-    Probing,
-    Reconstruction,
-)
+from uvit_decay.representations.options import Alignment, Classification, Probing, Reconstruction
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.sampling_options import LoadingOptions, PrecisionOption
 
@@ -27,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JudgingOptions:
+class ProbedOptions:
     """Network and data.
 
     Args:
@@ -51,7 +46,7 @@ class JudgingOptions:
 
 
 def probe(
-    *, judging: JudgingOptions, out: Path | None = None, loading: LoadingOptions, probing: Probing, alignment: Alignment
+    *, probed: ProbedOptions, out: Path | None = None, loading: LoadingOptions, probing: Probing, alignment: Alignment
 ) -> None:
     """Probes of every layer and noise level, by published protocols.
 
@@ -59,51 +54,53 @@ def probe(
         out: folder for probes.csv, .json and .png, cknna.png and noise_share.png; default: in probes/, a telling name.
     """
     from uvit_decay.commands.opening import claim_outputs, open_program
-    from uvit_decay.evaluation.open_by_name import describe_pictures, describe_test_images
-    from uvit_decay.representations.networks import open_judging_data, open_network
-    from uvit_decay.representations.probing import Prober, check_probed, choose_images
-    from uvit_decay.representations.protocols import find_protocol
+    from uvit_decay.evaluation.open_by_name import describe_data
+    from uvit_decay.representations.checks import check_probed, choose_images
+    from uvit_decay.representations.networks import open_network, open_probed_data
+    from uvit_decay.representations.probing import Prober
+    from uvit_decay.representations.protocols import GridProtocol, find_protocol
     from uvit_decay.representations.reference import open_reference
     from uvit_decay.runtime.files import remove_remains
     from uvit_decay.runtime.precision import chosen_precision
 
     if probing.layers == ("all",):
         probing = replace(probing, layers=None)
-    aligned = find_protocol(probing.protocol).aligned
-    if alignment != Alignment() and not aligned:
+    protocol = find_protocol(probing.protocol, GridProtocol)
+    protocol.check(probing)  # before a network is loaded or downloaded
+    if alignment != Alignment() and not protocol.needs_reference:
         raise UserError("--reference, --reference-size and --alignment-images are of --protocol repa")
-    with open_program([judging.ckpt], loading.device) as (processes, device):
-        judged = open_network(judging.ckpt, loading)
-        images = open_judging_data(judged, judging.data, judging.test)
-        check_probed(judged.net, judged.path, images, probing)
-        precision = chosen_precision(judging.precision, device)
-        name = f"{judged.name}-{images.name}{judging.test_suffix}{probing.name}"
+    with open_program([probed.ckpt], loading.device) as (processes, device):
+        network = open_network(probed.ckpt, loading)
+        data = open_probed_data(network, probed.data, probed.test)
+        about = {**network.about, **describe_data(data)}
+        check_probed(network.net, network.path, data, probing)
+        precision = chosen_precision(probed.precision, device)
+        name = f"{network.name}-{data.name}{probed.test_suffix}{probing.name}"
         if precision != "float32":
             name += f"-{precision}"
         reference = None
-        if aligned:
-            reference = open_reference(judged, probing, alignment, loading.trust, device, precision)
-            name += f"-{reference.judged.name}{alignment.name}"
+        if protocol.needs_reference:
+            reference = open_reference(network, probing, alignment, loading.trust, device, precision)
+            name += f"-{reference.network.name}{alignment.name}"
         out = out or Path("probes", name)
-        about = {**judged.about, "pictures": describe_pictures(images), "test images": describe_test_images(images)}
         with claim_outputs(out, processes=processes, folder=True):
             if processes.is_main:
                 for name in ("probes.*", "cknna.*", "noise_share.*"):
                     remove_remains(out, name)
             features = None
             if reference is not None:
-                _, test = choose_images(probing, images)
-                features = reference.features(images, test, alignment.alignment_images, processes)
-            prober = Prober(judged.net.to(device), judged.path, images, probing, device, precision, features)
+                _, test = choose_images(probing, data)
+                features = reference.features(data, test, alignment.alignment_images, processes)
+            prober = Prober(network.net.to(device), network.path, data, probing, device, precision, features)
             grid = prober.grid(processes)
             if grid is not None:
-                grid.save(out, judged.title, about)
-                print(grid.text(judged.about["weights"]))
+                grid.save(out, network.title, about)
+                print(grid.text(network.about["weights"]))
                 print(f"wrote {out}")
 
 
 def classify(
-    *, judging: JudgingOptions, out: Path | None = None, loading: LoadingOptions, classification: Classification
+    *, probed: ProbedOptions, out: Path | None = None, loading: LoadingOptions, classification: Classification
 ) -> None:
     """Published protocols on frozen features: linear, kNN, few-shot.
 
@@ -114,18 +111,18 @@ def classify(
 
     from uvit_decay.commands.opening import claim_outputs, open_program
     from uvit_decay.representations.classification import Classifying, format_report
-    from uvit_decay.representations.networks import open_judging_data, open_network
+    from uvit_decay.representations.networks import open_network, open_probed_data
     from uvit_decay.runtime.precision import chosen_precision
     from uvit_decay.runtime.validation import write_json
 
-    with open_program([judging.ckpt], loading.device) as (processes, device):
-        judged = open_network(judging.ckpt, loading)
-        images = open_judging_data(judged, judging.data, judging.test)
-        classifying = Classifying(judged, images, classification)
-        name = f"{judged.name}-{images.name}{judging.test_suffix}{classification.name}.json"
+    with open_program([probed.ckpt], loading.device) as (processes, device):
+        network = open_network(probed.ckpt, loading)
+        data = open_probed_data(network, probed.data, probed.test)
+        classifying = Classifying(network, data, classification)
+        name = f"{network.name}-{data.name}{probed.test_suffix}{classification.name}.json"
         out = out or Path("classify", name)
         with claim_outputs(out, processes=processes):
-            report = classifying.report(device, chosen_precision(judging.precision, device), processes)
+            report = classifying.report(device, chosen_precision(probed.precision, device), processes)
             if report is not None:
                 write_json(out, report)
                 print(format_report(report))

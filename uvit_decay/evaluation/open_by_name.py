@@ -124,7 +124,12 @@ def _build_folder_data(name: str, test: str | None, image_size: int, channels: i
     return AugmentedImages(name, test_path=test, test_crop=crop, holdout=holdout, memory_gb=0, **sizes)
 
 
-def describe_pictures(data: ImageData) -> str:
+def describe_data(data: ImageData) -> dict[str, str]:
+    """Return the descriptions of the pictures and of the test images for reports."""
+    return {"pictures": _describe_pictures(data), "test images": describe_test_images(data)}
+
+
+def _describe_pictures(data: ImageData) -> str:
     """Return how the pictures were resized and cropped, for reports."""
     size = data.image_size
     if isinstance(data, AugmentedImages):

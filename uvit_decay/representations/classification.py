@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from uvit_decay.nn.intermediates import Pool, check_pool, layer_indices
-from uvit_decay.representations.features import TokenReader, final_norm
+from uvit_decay.representations.checks import check_data, check_network, choose_images, default_layer
+from uvit_decay.representations.features import final_norm
 from uvit_decay.representations.networks import ProbedNetwork
-from uvit_decay.representations.options import Classification, choose_level
-from uvit_decay.representations.probing import check_labelled, check_network, choose_images, default_layer
-from uvit_decay.representations.protocols import Cells, find_protocol
+from uvit_decay.representations.options import TIME, Classification, Probing
+from uvit_decay.representations.probing import Prober
+from uvit_decay.representations.protocols import PointProtocol, find_protocol
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.precision import Precision
@@ -27,10 +26,10 @@ if TYPE_CHECKING:  # data are Lightning's
 
 @dataclass(frozen=True)
 class Classifying:
-    """Evaluation of a network's features on labelled data by classification protocols.
+    """Evaluation of one layer of a network at one noise level by classification protocols.
 
     Args:
-        judged: the network.
+        network: the network.
         data: training and test images.
         options: the protocols and their settings.
 
@@ -38,127 +37,92 @@ class Classifying:
         UserError: the options or protocols need something that the network or the data does not have.
     """
 
-    judged: ProbedNetwork
+    network: ProbedNetwork
     data: ImageData
     options: Classification
 
     def __post_init__(self) -> None:
-        check_network(self.judged.net, self.judged.path)
-        check_labelled(self.data)
-        _ = self.layer  # these two raise UserErrors
-        _ = self.time
-        if self.options.norm and final_norm(self.judged.net) is None:
-            network = type(self.judged.net).__name__
-            raise UserError(f"--norm: this {network} has no final layer norm; leave it out")
-        labels = self.data.train.labels[self.chosen[0]]
-        for name, pool in self.pools.items():
-            check_pool(self.judged.net, pool)
-            find_protocol(name, of_grid=False).check(labels, self.data.class_names, self.options)
+        net = self.network.net
+        check_network(net, self.network.path)
+        for name, protocol in self.protocols.items():
+            protocol.check(self.options, self.network.is_encoder)
+            check_pool(net, self.pools[name])
+            check_data(self.data, protocol, self.options)
+        _ = self.layer  # raises a UserError
+        if self.options.norm and final_norm(net) is None:
+            raise UserError(f"--norm: this {type(net).__name__} has no final layer norm; leave it out")
+
+    @property
+    def protocols(self) -> dict[str, PointProtocol]:
+        """The protocols by name."""
+        return {name: find_protocol(name, PointProtocol) for name in self.options.protocol}
+
+    @property
+    def pools(self) -> dict[str, Pool]:
+        """Pool of each protocol, by the protocol's name."""
+        return {name: self.options.pool or protocol.pool for name, protocol in self.protocols.items()}
 
     @property
     def layer(self) -> int:
         """Number of the layer whose tokens are pooled."""
         if self.options.layer is None:
-            return default_layer(self.judged.net, self.judged.path)
-        return layer_indices(self.judged.net.layers, (self.options.layer,))[0]
+            return default_layer(self.network.net, self.network.path)
+        return layer_indices(self.network.net.layers, (self.options.layer,))[0]
 
-    @property
-    def time(self) -> float:
-        """Noise level of a denoiser's images, 0 for an encoder."""
-        return choose_level(self.options.time, self.judged.is_encoder)
+    def prober(self, device: torch.device, precision: Precision) -> Prober:
+        """Return the prober of the layer and the noise level.
 
-    @property
-    def pools(self) -> dict[str, Pool]:
-        """Pool of each protocol, by the protocol's name."""
-        pools: dict[str, Pool] = {}
-        for name in self.options.protocol:
-            pools[name] = self.options.pool or find_protocol(name, of_grid=False).pool
-        return pools
-
-    @property
-    def chosen(self) -> tuple[list[int], list[int]]:
-        """Indices of the training and of the test images, fixed random choices."""
-        return choose_images(self.options, self.data)
+        Args:
+            device: device of the network, to which it is moved, and of the features.
+            precision: precision of the network.
+        """
+        options = self.options
+        probing = Probing(
+            times=None if self.network.is_encoder else (options.time or TIME,),
+            layers=(str(self.layer),),
+            max_train=options.max_train,
+            max_test=options.max_test,
+            seed=options.seed,
+            batch_size=options.batch_size,
+        )
+        net = self.network.net.to(device)
+        return Prober(net, self.network.path, self.data, probing, device, precision, norm=options.norm)
 
     def report(self, device: torch.device, precision: Precision, processes: Processes) -> dict[str, Any] | None:
         """Compute all protocols; return values and all choices as plain values, on the other processes None."""
-        cells = self.cells(device, precision, processes)
+        prober = self.prober(device, precision)
+        cells = prober.stored_cells(sorted(set(self.pools.values())), processes)
         if not processes.is_main:
             return None
         results = {}
-        for name, pool in self.pools.items():
+        for name, protocol in self.protocols.items():
+            pool = self.pools[name]
             with track(name):
-                outcome = find_protocol(name, of_grid=False).judge(cells[pool], self.options)
+                outcome = protocol.evaluate(cells[pool], self.options)
             values = {key: float(value[0]) for key, value in outcome.values.items()}
             results[name] = {"values": values, "chosen": {"pool": pool, **outcome.chosen}}
-        return {"network": self.judged.about, "features": self._describe_features(precision), "protocols": results}
+        return {"network": self.network.about, "features": self._describe_features(prober), "protocols": results}
 
-    def _describe_features(self, precision: Precision) -> dict[str, Any]:
+    def _describe_features(self, prober: Prober) -> dict[str, Any]:
         """Return everything that the features depend on except the weights, as plain values."""
-        from uvit_decay.evaluation.open_by_name import describe_pictures, describe_test_images
+        from uvit_decay.evaluation.open_by_name import describe_data
 
-        train, test = self.chosen
+        train, test = choose_images(self.options, self.data)
         images = "clean images"
-        if not self.judged.is_encoder:
-            images = f"noise level {self.time:g}, null label"
+        if not self.network.is_encoder:
+            images = f"noise level {prober.times[0]:g}, null label"
         return {
             "data": self.data.name,
             "train": len(train),
             "test": len(test),
             "classes": len(self.data.class_names),
-            "pictures": describe_pictures(self.data),
-            "test images": describe_test_images(self.data),
+            **describe_data(self.data),
             "layer": self.layer,
-            "name": self.judged.net.layers[self.layer].name,
+            "name": self.network.net.layers[self.layer].name,
             "norm": "the network's final layer norm" if self.options.norm else "none",
             "input": images,
-            "precision": precision,
+            "precision": prober.precision,
         }
-
-    def cells(self, device: torch.device, precision: Precision, processes: Processes) -> dict[Pool, Cells]:
-        """Return the features for each pool, on the device, of one pass over the images.
-
-        The other processes return an empty dict.
-        """
-        net = self.judged.net.to(device)
-        reader = TokenReader(net, self.judged.path, self.data.network_input, device, precision, self.options.batch_size)
-        train_images, test_images = self.chosen
-        pools = sorted(set(self.pools.values()))
-        train = self._read_features(reader, "train", train_images, pools, processes)
-        test = self._read_features(reader, "test", test_images, pools, processes)
-        if not processes.is_main:
-            return {}
-        train = train.to(device)
-        labels = self.data.train.labels[train_images].to(device)
-        test = test.to(device)
-        test_labels = self.data.test.labels[test_images].to(device)
-        cells: dict[Pool, Cells] = {}
-        for k, pool in enumerate(pools):
-            cells[pool] = Cells(
-                lambda _, k=k: train[k], labels, test[k], test_labels, len(self.data.class_names), device
-            )
-        return cells
-
-    def _read_features(
-        self,
-        reader: TokenReader,
-        split: Literal["train", "test"],
-        chosen: list[int],
-        pools: list[Pool],
-        processes: Processes,
-    ) -> Float[Tensor, "pools layers n d"]:
-        """Return the features of the chosen images of a split on the CPU; on the other processes without values."""
-        return reader.read_pooled(
-            self.data.train if split == "train" else self.data.test,
-            chosen,
-            [self.layer],
-            self.time,
-            key=(self.options.seed, split, 0),
-            pools=pools,
-            processes=processes,
-            norm=final_norm(reader.net) if self.options.norm else None,
-            title=f"{split} images",
-        )
 
 
 def format_report(report: Mapping[str, Any]) -> str:

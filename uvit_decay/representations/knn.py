@@ -122,9 +122,10 @@ def knn_without_pcs(
         k: number of neighbours.
         temperature: T of DINO's votes exp(similarity / T).
         uniform: one vote for each neighbour, instead of DINO's weights.
-        candidates: numbers of components, each less than d.
+        candidates: numbers of components; those less than d are tried.
     """
     voting = Voting(k, temperature, uniform)
+    candidates = [number for number in candidates if number < train.shape[-1]]
     order = shuffled(len(train_labels)).to(test.device)
     first = round(HELD_OUT * len(order))
     rest, queries = order[first:], order[: min(first, QUERIES)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -51,6 +51,10 @@ class LinearProbe:
     norm: bool = False
     std: float | None = None
     seed: int = 0
+
+    def configure(self, epochs: int | None, seed: int) -> LinearProbe:
+        """Return this probe with another number of epochs, unless it is None, and a seed."""
+        return replace(self, epochs=epochs or self.epochs, seed=seed)
 
     def rate(self, passed: float) -> float:
         """Return the learning rate after a number of passes, which may be fractional."""

@@ -113,11 +113,11 @@ def _open_timm(name: str, size: int | None) -> ProbedNetwork:
     return ProbedNetwork(net, f"{model}-{Path(file).stem}", model, about)
 
 
-def open_judging_data(judged: ProbedNetwork, data: str | None, test: str | None) -> ImageData:
+def open_probed_data(network: ProbedNetwork, data: str | None, test: str | None) -> ImageData:
     """Open the data on which a network's features are evaluated.
 
     Args:
-        judged: the network.
+        network: the network.
         data: name of the data as in `open_data`; None for the data that the network was trained on.
         test: path of test images; None for the data's own.
 
@@ -126,12 +126,12 @@ def open_judging_data(judged: ProbedNetwork, data: str | None, test: str | None)
     """
     from uvit_decay.evaluation.open_by_name import SETS, open_data
 
-    if data is None and judged.data not in SETS:
-        if not judged.data:
-            raise UserError(f"{judged.name} needs images: name them with --data")
-        raise UserError(f"{judged.name} was trained on {judged.data}: name this data, or other data, with --data")
-    net = judged.net
-    return open_data(data or judged.data, test, net.image_size, net.channels, judged.is_encoder)
+    if data is None and network.data not in SETS:
+        if not network.data:
+            raise UserError(f"{network.name} needs images: name them with --data")
+        raise UserError(f"{network.name} was trained on {network.data}: name this data, or other data, with --data")
+    net = network.net
+    return open_data(data or network.data, test, net.image_size, net.channels, network.is_encoder)
 
 
 def fit_pictures(

@@ -13,9 +13,6 @@ from uvit_decay.runtime.typed import check_types
 from uvit_decay.sampling_options import LARGEST_GRID, Count, LoadingOptions, Seed
 
 TIMES = (0.01, 0.03, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
-NOISE_SHARE = "noise-share"  # the protocol of probes that measures nothing else
-NOISE_DRAWS = 4  # of that protocol
-CLASSIFYING = ("pool", "max_train", "max_test", "neighbours", "uniform", "draws")  # options that it does not have
 TIME = 0.1  # noise level of a denoiser's images where a command reads a single one
 TIMM = "timm:"  # timm:NAME, with pretrained weights, or timm:NAME=FILE, with the weights of a file
 Most = Annotated[int, Bounds(1, 2**31)]
@@ -96,49 +93,13 @@ class Probing(ProtocolOptions):
     def __post_init__(self) -> None:
         if self.times is not None:
             check_times(self.times)
-        if self.protocol in ("paper", NOISE_SHARE) and self.epochs is not None:
-            raise UserError(
-                f"--epochs: --protocol {self.protocol} has no epochs; leave it out, or choose --protocol ddae or repa"
-            )
         super().__post_init__()
-        self._check_noise_share()
-
-    def _check_noise_share(self) -> None:
-        """Raise a UserError if options do not fit the noise share."""
-        if self.protocol == NOISE_SHARE:
-            for name in CLASSIFYING:
-                if getattr(self, name) != getattr(Probing, name):
-                    flag = "--knn-uniform" if name == "uniform" else f"--{name.replace('_', '-')}"
-                    raise UserError(f"{flag}: --protocol {NOISE_SHARE} has no classifier; leave it out")
-        draws = self.noise_share_draws
-        if not draws and self.noise_images != Probing.noise_images:
-            raise UserError(f"--noise-images: no noise share is measured; add --noise-draws {NOISE_DRAWS}")
-        if draws > self.batch_size:
-            raise UserError(
-                f"--noise-draws {draws}: all draws of an image are in one batch; set --batch-size to {draws} or more"
-            )
-
-    @property
-    def noise_share_draws(self) -> int:
-        """Noise draws of each image for the noise share; 0 if it is not measured."""
-        if self.noise_draws is None:
-            return NOISE_DRAWS if self.protocol == NOISE_SHARE else 0
-        return self.noise_draws
 
     def levels(self, encoder: bool) -> tuple[float, ...]:
-        """Return the noise levels: of a denoiser `times` or TIMES, of an encoder 0 alone, clean images.
-
-        Raises:
-            UserError: times, several noise draws, fresh noise or a noise share are requested for an encoder.
-        """
-        if not encoder:
-            return self.times or TIMES
-        if self.times is not None or self.draws > 1 or self.protocol == "ddae" or self.noise_share_draws:
-            raise UserError(
-                "this network is an encoder and sees clean images: leave out times, draws, noise draws and the "
-                "protocols ddae and noise-share, which need a denoiser's noise"
-            )
-        return (0.0,)
+        """Return the noise levels: of a denoiser `times` or TIMES, of an encoder 0 alone, clean images."""
+        if encoder:
+            return (0.0,)
+        return self.times or TIMES
 
 
 @dataclass(frozen=True)
@@ -226,22 +187,6 @@ class Reconstruction(LoadingOptions):
     seed: Seed = 0
     batch_size: Count = 64
     out: Path = Path("reconstructions.png")
-
-
-def choose_level(time: float | None, encoder: bool) -> float:
-    """Return the noise level of a single cell: `time`, by default 0.1, or 0 for an encoder.
-
-    Raises:
-        UserError: a time is given for an encoder, or it is not in (0, 1).
-    """
-    if time is None and encoder:
-        return 0.0
-    if time is None:
-        return TIME
-    if encoder:
-        raise UserError("--time: this network is an encoder and sees clean images; leave it out")
-    check_times((time,))
-    return time
 
 
 def check_times(times: Sequence[float]) -> None:

@@ -48,7 +48,7 @@ class ReferenceNetwork:
     """A reference network. Its features are the mean of the last layer's patch tokens, after the final norm if any.
 
     Args:
-        judged: the network, an encoder of pixels.
+        network: the network, an encoder of pixels.
         device: device that computes.
         precision: precision of the network.
         batch_size: images at a time on each device.
@@ -58,15 +58,15 @@ class ReferenceNetwork:
         UserError: the network is a denoiser or takes latents.
     """
 
-    judged: ProbedNetwork
+    network: ProbedNetwork
     device: torch.device
     precision: Precision
     batch_size: int
     autoencoder: Autoencoder | None = None
 
     def __post_init__(self) -> None:
-        if not self.judged.is_encoder or self.judged.latents is not None:
-            raise UserError(f"--reference {self.judged.title}: not an encoder of clean pictures; choose one")
+        if not self.network.is_encoder or self.network.latents is not None:
+            raise UserError(f"--reference {self.network.title}: not an encoder of clean pictures; choose one")
 
     def features(self, data: ImageData, chosen: list[int], limit: int, processes: Processes) -> Reference:
         """Extract features of test images on all processes.
@@ -79,7 +79,7 @@ class ReferenceNetwork:
         """
         rows = subset(chosen, limit, "alignment")
         images = [chosen[row] for row in rows]
-        net = self.judged.net.to(self.device)
+        net = self.network.net.to(self.device)
         last = len(net.layers) - 1
 
         def to_input(stored: Tensor) -> Tensor:
@@ -101,11 +101,11 @@ class ReferenceNetwork:
 
     def _describe(self, images: int) -> dict[str, Any]:
         """Return the description of the features of this number of images, for reports."""
-        pictures = f"clean, {self.judged.net.image_size} pixels, bicubic with antialias where resized"
+        pictures = f"clean, {self.network.net.image_size} pixels, bicubic with antialias where resized"
         if self.autoencoder is not None:
             pictures += ", decoded from latents"
         return {
-            **self.judged.about,
+            **self.network.about,
             "features": "mean of the last layer's patch tokens, after the final norm if there is one",
             "pictures": pictures,
             "images": images,
@@ -115,11 +115,11 @@ class ReferenceNetwork:
     def _convert_input(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c2 h2 w2"]:
         """Convert the input of the probed network to pictures in [-1, 1] that the reference takes."""
         pictures = x if self.autoencoder is None else to_float(self.autoencoder.decode(x))
-        return fit_pictures(pictures, self.judged.net, f"--reference {self.judged.title}")
+        return fit_pictures(pictures, self.network.net, f"--reference {self.network.title}")
 
 
 def open_reference(
-    judged: ProbedNetwork,
+    probed: ProbedNetwork,
     probing: Probing,
     alignment: Alignment,
     trust: Sequence[str],
@@ -129,7 +129,7 @@ def open_reference(
     """Open the reference of a probed network.
 
     Args:
-        judged: the probed network; its latents are decoded for the reference.
+        probed: the probed network; its latents are decoded for the reference.
         probing: options of the probes.
         alignment: options of the reference.
         trust: modules or classes that the reference's checkpoint may name.
@@ -140,7 +140,7 @@ def open_reference(
         UserError: the reference cannot be opened, or it is not an encoder of clean pictures.
     """
     network = open_network(alignment.reference, LoadingOptions(trust=trust), alignment.reference_size)
-    autoencoder = decoder(judged.latents, None, device)
+    autoencoder = decoder(probed.latents, None, device)
     return ReferenceNetwork(network, device, precision, probing.batch_size, autoencoder)
 
 

@@ -1,0 +1,79 @@
+"""Which images and layers are probed, and whether a network can be probed on them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from uvit_decay.diffusion.noise_path import NoisePath
+from uvit_decay.nn.intermediates import HasIntermediates, check_pool, layer_indices
+from uvit_decay.representations.options import Probing, ProtocolOptions
+from uvit_decay.representations.protocols import GridProtocol, Protocol, find_protocol
+from uvit_decay.representations.reference import NEIGHBOURS
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.program import localise
+from uvit_decay.runtime.random import subset
+
+if TYPE_CHECKING:  # data are Lightning's
+    from uvit_decay.data import ImageData
+
+
+def choose_images(options: ProtocolOptions, data: ImageData) -> tuple[list[int], list[int]]:
+    """Return the indices of the training images and of the test images to probe: fixed random choices."""
+    train = subset(data.train, options.max_train, "probe train")
+    test = subset(data.test, options.max_test, "probe test")
+    return train, test
+
+
+def default_layer(net: HasIntermediates, path: NoisePath | None) -> int:
+    """Return the index of the default layer: U-ViT's middle, SiT's last encoder block, an encoder's last block."""
+    if path is None:
+        return len(net.layers) - 1
+    return len(net.layers) // 2
+
+
+def check_network(net: object, path: NoisePath | None) -> None:
+    """Raise a UserError if the network has no readable features, or is a denoiser without a null label."""
+    if not isinstance(net, HasIntermediates):
+        raise UserError(
+            f"{type(net).__name__} cannot be probed: it has no forward_intermediates; add it (docs/extending.md), or "
+            "remove LinearProbes from the callbacks"
+        )
+    if path is not None and net.num_classes and not net.null_label:
+        advice = "train with null_label true, or remove LinearProbes from the callbacks"
+        raise UserError(f"this network cannot be probed: it was trained without the null label; {advice}")
+
+
+def check_data(data: ImageData, protocol: Protocol, options: ProtocolOptions) -> None:
+    """Raise a UserError if there are not enough labelled images for a protocol with a classifier."""
+    if data.test is None or len(data.class_names) < 2:
+        text = (
+            "probes need test images and two classes or more: give test images (evaluate.py: --test; train.py: "
+            "--data.test_path or --data.holdout 0.1), or remove LinearProbes in train.py"
+        )
+        raise UserError(localise(text))
+    train, _ = choose_images(options, data)
+    protocol.check_images(data.train.labels[train], data.class_names, options)
+
+
+def check_probed(net: object, path: NoisePath | None, data: ImageData, probing: Probing) -> None:
+    """Raise a UserError if the network cannot be probed on this data.
+
+    Args:
+        net: the network.
+        path: noise path of a denoiser's input; None for an encoder.
+        data: training and test images.
+        probing: the options of the probes.
+    """
+    protocol = find_protocol(probing.protocol, GridProtocol)
+    check_network(net, path)
+    protocol.check(probing, is_encoder=path is None)
+    layer_indices(net.layers, probing.layers)
+    check_pool(net, probing.pool)
+    if protocol.count_noise_draws(probing) and (data.test is None or len(data.test) < 2):
+        raise UserError("a noise share needs two test images or more: give them (evaluate.py: --test)")
+    if not protocol.classifies:
+        return
+    check_data(data, protocol, probing)
+    fewest = NEIGHBOURS + 2
+    if protocol.needs_reference and min(len(data.test), probing.max_test) < fewest:
+        raise UserError(f"an alignment by {NEIGHBOURS} nearest neighbours needs at least {fewest} test images")

@@ -1,0 +1,244 @@
+"""Published recipes that evaluate frozen features of un-augmented images; `protocols` names them.
+
+A recipe is a function (cells, options) -> outcome of the features of some layers at one noise level.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from uvit_decay.representations.knn import PCS, knn_accuracy, knn_without_pcs
+from uvit_decay.representations.linear_probes import DDAE, IN100, REPA, LinearProbe, accuracies
+from uvit_decay.representations.logistic import L2_GRID, fit_accuracy, logistic_grid
+from uvit_decay.representations.options import Classification, Probing
+from uvit_decay.representations.rank import effective_rank_exp, mean_share, spectrum_entropy
+from uvit_decay.representations.reference import Neighbourhood, Reference, cknna
+from uvit_decay.runtime.random import generator
+
+SHOT_L2 = 1.0  # penalty of few-shot classifiers, in units of scikit-learn's 1 / C; also scikit-learn's default
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Features of some layers at one noise level under one draw of the noise, float32 (layers, n, d), on any device.
+
+    Args:
+        train: function (number of the pass) -> features of the training images. Every pass has its own noise. Protocols
+            with a single noise per image use pass 0. Each call runs the network, unless the images are clean.
+        labels: classes of the training images, 0 to `classes` - 1.
+        test: features of the test images.
+        test_labels: classes of the test images.
+        classes: number of classes.
+        device: device that computes.
+        ranked: features of the test images for the ranks: their class tokens, or `test`.
+        reference: the features of another network to align with.
+    """
+
+    train: Callable[[int], Float[Tensor, "layers n d"]]
+    labels: Int64[Tensor, " n"]
+    test: Float[Tensor, "layers n2 d"]
+    test_labels: Int64[Tensor, " n2"]
+    classes: int
+    device: torch.device
+    ranked: Float[Tensor, "layers n2 d"] | None = None
+    reference: Reference | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Result of a recipe.
+
+    Args:
+        values: scores of the layers by name, float64 (layers,).
+        chosen: for a PointProtocol, the settings that its scores depend on, as plain values.
+    """
+
+    values: Mapping[str, Float[Tensor, " layers"]]
+    chosen: Mapping[str, Any] = field(default_factory=dict)
+
+
+# ---- of all layers and noise levels
+
+
+def paper(cells: Cells, options: Probing) -> Outcome:
+    """Evaluate by logistic regression, nearest neighbours and rank, with one noise per image."""
+    train = cells.train(0)
+    linear = logistic_grid(train, cells.labels, cells.test, cells.test_labels, device=cells.device)
+    votes = _prepare_votes(cells, train, options)
+    without = knn_without_pcs(**votes)
+    ranked = cells.ranked.to(_choose_float64_device(cells.device))
+    values = {
+        "held_out_accuracy": linear.held_out,
+        "test_accuracy": linear.test,
+        "best_on_test_accuracy": linear.every_test.amax(1),
+        "l2": linear.l2,
+        "knn_accuracy": knn_accuracy(**votes),
+        "knn_centred_accuracy": knn_accuracy(**votes, centred=True),
+        "knn_without_pcs_accuracy": without.accuracy,
+        "pcs_removed": without.removed,
+        "spectrum_entropy": torch.tensor([spectrum_entropy(cell) for cell in ranked]),
+        "effective_rank_exp": torch.tensor([effective_rank_exp(cell) for cell in ranked]),
+        "mean_share": mean_share(cells.test),
+    }
+    return Outcome(values)
+
+
+def ddae(cells: Cells, options: Probing) -> Outcome:
+    """Evaluate by a linear classifier that sees the training images with new noise in every pass.
+
+    Xiang, Yang, Huang, Wang 2023, "Denoising Diffusion Autoencoders are Unified Self-supervised Learners": every layer
+    and noise level, the best on the test images. The random crops and flips of its code are left out, because not every
+    data set allows them.
+    """
+    return Outcome({"test_accuracy": _train_accuracy(cells, options, DDAE, cells.train)})
+
+
+def repa(cells: Cells, options: Probing) -> Outcome:
+    """Evaluate by a linear classifier and by CKNNA with a reference, see `cknna`.
+
+    Yu et al. 2025, "Representation Alignment for Generation": linear probes and CKNNA by layer and noise level. The
+    classifier sees features of un-augmented images with one noise each, extracted once.
+    """
+    train = cells.train(0)
+    device = _choose_float64_device(cells.device)
+    reference = Neighbourhood.of(cells.reference.features.to(device))
+    alignments = []
+    for features in cells.test:
+        neighbourhood = Neighbourhood.of(features[cells.reference.rows].to(device))
+        alignments.append(cknna(neighbourhood, reference))
+    alignment = torch.stack(alignments).cpu()
+    accuracy = _train_accuracy(cells, options, REPA, lambda _: train)
+    return Outcome({"test_accuracy": accuracy, "cknna": alignment})
+
+
+def _choose_float64_device(device: torch.device) -> torch.device:
+    """Return the device that computes in float64: `device`, or the CPU for Apple's GPUs, which lack float64."""
+    return torch.device("cpu") if device.type == "mps" else device
+
+
+def _prepare_votes(
+    cells: Cells, train: Float[Tensor, "layers n d"], options: Classification | Probing, temperature: float = 0.07
+) -> dict[str, Any]:
+    """Return the arguments of `knn_accuracy` and `knn_without_pcs`, with the test features on `cells.device`."""
+    return {
+        "train": train,
+        "train_labels": cells.labels,
+        "test": cells.test.to(cells.device),
+        "test_labels": cells.test_labels,
+        "k": options.neighbours,
+        "temperature": temperature,
+        "uniform": options.uniform,
+    }
+
+
+def _train_accuracy(
+    cells: Cells, options: Probing, probe: LinearProbe, train: Callable[[int], Tensor]
+) -> Float[Tensor, " layers"]:
+    """Train the classifiers and return their accuracies on the test images; `train` is as in `Cells`."""
+    *_, models = probe.configure(options.epochs, options.seed).passes(train, cells.labels, cells.classes, cells.device)
+    return accuracies(models, cells.test, cells.test_labels, cells.device)
+
+
+# ---- of one layer and noise level
+
+
+def in100_linear(cells: Cells, options: Classification) -> Outcome:
+    """Evaluate by the paper's linear probe on ImageNet-100."""
+    probe = IN100.configure(options.epochs, options.seed)
+    by_epoch = []
+    for models in probe.passes(cells.train, cells.labels, cells.classes, cells.device):
+        by_epoch.append(accuracies(models, cells.test, cells.test_labels, cells.device))
+    accuracy = torch.stack(by_epoch)  # (epochs, layers)
+    best = accuracy.argmax(dim=0)
+    values = {"last": accuracy[-1], "best_on_test": accuracy.amax(dim=0)}
+    chosen = probe.about()
+    chosen["best_epoch"] = int(best[0]) + 1
+    chosen["reported"] = "last; best_on_test is chosen on test"
+    return Outcome(values, chosen)
+
+
+def logistic(cells: Cells, options: Classification) -> Outcome:
+    """Evaluate by logistic regression with an l2 penalty chosen on a held-out fifth of the training images."""
+    scores = logistic_grid(
+        cells.train(0),
+        cells.labels,
+        cells.test,
+        cells.test_labels,
+        device=cells.device,
+        iterations=(60, 40),
+    )
+    values = {"test": scores.test, "held_out": scores.held_out, "best_on_test": scores.every_test.amax(dim=1)}
+    chosen = {
+        "classifier": "logistic regression of standardised features, l2 penalty chosen on a held-out fifth of the "
+        "training",
+        "l2_grid": list(L2_GRID),
+        "l2": float(scores.l2[0]),
+    }
+    return Outcome(values, chosen)
+
+
+def knn(cells: Cells, options: Classification) -> Outcome:
+    """Evaluate by k nearest neighbours with cosine similarity (DINO)."""
+    accuracy = knn_accuracy(**_prepare_votes(cells, cells.train(0), options, options.temperature))
+    return Outcome({"test": accuracy}, _describe_knn(options))
+
+
+def knn_without_components(cells: Cells, options: Classification) -> Outcome:
+    """Evaluate as `knn` does, around the mean and without the first principal components, see `knn_without_pcs`."""
+    without = knn_without_pcs(**_prepare_votes(cells, cells.train(0), options, options.temperature))
+    chosen = _describe_knn(options) | {
+        "similarity": "cosine around the mean of the training, without its first principal components",
+        "pcs_removed": int(without.removed[0]),
+        "candidates": list(PCS),
+        "chosen_on": "a held-out fifth of the training",
+    }
+    return Outcome({"test": without.accuracy}, chosen)
+
+
+def _describe_knn(options: Classification) -> dict[str, Any]:
+    """Return the settings of nearest neighbours for reports, as plain values."""
+    return {
+        "classifier": "nearest neighbours",
+        "k": options.neighbours,
+        "T": options.temperature,
+        "similarity": "cosine",
+        "vote": "1" if options.uniform else f"exp(similarity / {options.temperature:g})",
+    }
+
+
+def few_shot(cells: Cells, options: Classification, shots: int) -> Outcome:
+    """Evaluate by logistic regression on `shots` training images of each class, `options.draws` times."""
+    train = cells.train(0)
+    by_draw = []
+    for draw in range(options.draws):
+        part = draw_shots(cells.labels.cpu(), shots, options.seed, draw).to(train.device)
+        labels = cells.labels[part]
+        by_draw.append(fit_accuracy(train[:, part], labels, cells.test, cells.test_labels, SHOT_L2))
+    each = torch.stack(by_draw)  # (draws, layers)
+    correction = min(1, len(each) - 1)  # a single draw has the standard deviation 0
+    values = {"mean": each.mean(dim=0), "std": each.std(dim=0, correction=correction)}
+    chosen = {
+        "classifier": f"logistic regression of features standardised over the draw, l2 penalty {SHOT_L2:g} of "
+        "scikit-learn's",
+        "images_a_class": shots,
+        "draws": options.draws,
+        "seed": options.seed,
+        "each": each[:, 0].tolist(),
+    }
+    return Outcome(values, chosen)
+
+
+def draw_shots(labels: Int64[Tensor, " n"], shots: int, seed: int, draw: int) -> Int64[Tensor, " chosen"]:
+    """Return the indices of `shots` images of each class, class by class.
+
+    With fewer shots, the same draw chooses a subset of these images.
+    """
+    order = torch.randperm(len(labels), generator=generator("few-shot", seed, draw))
+    of_class = [order[labels[order] == label][:shots] for label in labels.unique()]
+    return torch.cat(of_class)
