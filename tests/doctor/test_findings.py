@@ -15,7 +15,7 @@ from uvit_decay.data import Digits, Latents
 from uvit_decay.doctor import Finding, Report, Run
 from uvit_decay.doctor.cost import check_disk, check_memory, checkpoint_bytes, count_checkpoints, estimate_length
 from uvit_decay.doctor.environment import check_weights
-from uvit_decay.doctor.rehearsal import Measurements, Rehearsal
+from uvit_decay.doctor.rehearsal import Measurements, Rehearsal, rehearse, state_bytes
 from uvit_decay.metrics import Inception
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}
@@ -57,17 +57,26 @@ def test_networks_that_are_not_here_are_named(tmp_path, encoded, monkeypatch):
 def test_a_checkpoint_has_the_size_that_was_computed(tmp_path, callbacks):
     task, trainer = tiny_task(), tiny_trainer(tmp_path, *callbacks, max_steps=4)
     trainer.fit(task, Digits(32))
-    computed = checkpoint_bytes(task, trainer.callbacks)
+    computed = checkpoint_bytes(task, trainer.callbacks, state_bytes(trainer.optimizers[0]))
     actual = (tmp_path / "checkpoints" / "last.ckpt").stat().st_size
     tensors = 12 * len(list(task.net.parameters()))
     assert 0 < actual - computed < 32_768 + 1024 * tensors  # names, headers and counts
 
 
+def test_a_rehearsal_makes_a_step_however_long_it_takes(tmp_path, monkeypatch):
+    monkeypatch.setattr("uvit_decay.doctor.rehearsal.MOST", 0.0)
+    run = run_of(tmp_path, data=Digits(32, device_batch_size=8))
+    found = rehearse(run, lambda callbacks: tiny_trainer(tmp_path, *callbacks, max_steps=3))
+    assert 0 < found.counted < 2
+    sizes = [parameter.numel() for parameter in run.task.parameters()]
+    assert found.moments == 4 * (2 * sum(sizes) + len(sizes))  # AdamW's two moments and step counts
+
+
 def test_the_size_of_a_checkpoint_includes_what_the_task_holds_beside_its_network():
     task = tiny_task()
-    before = checkpoint_bytes(task, [])
+    before = checkpoint_bytes(task, [], 0)
     task.projector, task.teacher = torch.nn.Linear(16, 100), torch.nn.Linear(16, 100).requires_grad_(False)
-    assert checkpoint_bytes(task, []) - before == 3 * 4 * 1700  # weights and AdamW's two moments
+    assert checkpoint_bytes(task, [], 1000) - before == 4 * 1700 + 1000
 
 
 def test_checkpoints_that_stay_are_counted():

@@ -189,6 +189,9 @@ PLACE = ("loops", "fit_loop", "state_dict", "combined_loader")
 GROWN = functools.reduce(lambda inner, _: [inner, inner], range(60), "x")  # 2^60 words in 60 lists
 DAMAGE = {  # a place, what becomes of the value there (None: it is gone), and what the line names
     "small moments": ((*MOMENTS, "exp_avg"), lambda v: v.flatten()[:2], ("state.3.exp_avg", "torch.float32")),
+    "no second moments": ((*MOMENTS, "exp_avg_sq"), None, "state.3.exp_avg_sq"),
+    "a moment for all": ((*MOMENTS, "exp_avg"), lambda v: v.mean(), "state.3.exp_avg"),
+    "steps of several": ((*MOMENTS, "step"), lambda v: v.expand(2).clone(), "state.3.step"),
     "shared moments": ((*MOMENTS, "exp_avg"), lambda v: v.new_zeros(()).expand(v.shape), "state.3.exp_avg"),
     "integer moments": ((*MOMENTS, "exp_avg_sq"), lambda v: v.int(), ("exp_avg_sq", "torch.float32")),
     "bad moments": ((*MOMENTS, "exp_avg"), lambda v: v / 0, "state.3.exp_avg"),

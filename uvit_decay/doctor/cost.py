@@ -15,7 +15,6 @@ from uvit_decay.doctor.rehearsal import FORWARD, Measurements
 from uvit_decay.doctor.report import Finding, Run, duration, gib
 from uvit_decay.runs.folder import find_runs
 from uvit_decay.tasks import Task
-from uvit_decay.tasks.own import own_parameters
 
 TIGHT = 0.9  # share of the memory; beyond it fragments may not fit
 LOGS = 16 * 2**20  # bytes of logs, pictures and histories; a generous estimate
@@ -77,18 +76,18 @@ def _estimate_validation(run: Run, found: Measurements) -> float:
     return int(times) * images * found.step * FORWARD / run.data.batch_size
 
 
-def checkpoint_bytes(task: Task, callbacks: Iterable[Callback]) -> int:
-    """Return the bytes of a checkpoint: weights, the optimizer's moments, and float32 averages."""
-    trained = parameters = 0
-    for parameter in task.net.parameters():
-        parameters += parameter.numel()
-        if parameter.requires_grad:
-            trained += parameter.nbytes
-    for _, parameter in own_parameters(task):
-        trained += parameter.nbytes
+def checkpoint_bytes(task: Task, callbacks: Iterable[Callback], moments: int) -> int:
+    """Return the bytes of a checkpoint: weights, the optimizer's state, and float32 averages.
+
+    Args:
+        task: the task.
+        callbacks: callbacks of the run.
+        moments: bytes of the optimizer's state, see `uvit_decay.doctor.rehearsal.state_bytes`.
+    """
     weights = sum(tensor.nbytes for tensor in task.state_dict().values())
+    parameters = sum(parameter.numel() for parameter in task.net.parameters())
     averages = sum(isinstance(callback, EMA) for callback in callbacks)
-    return weights + task.optim.tensors_per_parameter() * trained + 4 * averages * parameters
+    return weights + moments + 4 * averages * parameters
 
 
 def count_checkpoints(callbacks: Iterable[Callback], begun: int, total: float) -> float:
@@ -118,7 +117,7 @@ def count_checkpoints(callbacks: Iterable[Callback], begun: int, total: float) -
 def check_disk(run: Run, found: Measurements) -> Iterator[Finding]:
     """Compare the size of the files of the run with the free space of their file system."""
     trainer = run.trainer
-    size = checkpoint_bytes(run.task, trainer.callbacks)
+    size = checkpoint_bytes(run.task, trainer.callbacks, found.moments)
     kept = count_checkpoints(trainer.callbacks, run.begun, found.total)
     hint = "a larger keep_every_n_steps of LastCheckpoint, or --trainer.logger.save_dir <a larger disk>"
     if math.isinf(kept):

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelSummary, ProgressBar, Timer
+from torch import Tensor
+from torch.optim import Optimizer
 
 from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.callbacks.summary import Summary
@@ -26,7 +28,7 @@ from uvit_decay.tasks.utilisation import peak_bytes
 
 WARM = 2  # optimizer steps before the clock starts
 STEPS, SECONDS = 20, 5.0  # least number and least time of the timed steps
-MOST = 60.0  # seconds of all steps
+MOST = 60.0  # seconds of all steps; one is made in any case
 Practice = Callable[[list[Callback]], Trainer]  # function callbacks -> trainer that writes nothing
 FORWARD = 1 / 3  # time of an image without a backward pass, divided by its time in training
 
@@ -37,6 +39,7 @@ class Measurements:
 
     limit: int = 0  # bytes of the device, or of main memory
     peak: int = 0  # peak memory of a process in bytes
+    moments: int = 0  # bytes of the optimizer's state, of all shards
     step: float = 0.0  # seconds of an optimizer step
     counted: float = 0.0  # optimizer steps that were timed
     micro_batches: int = 1  # of a step on a device
@@ -94,7 +97,9 @@ class Rehearsal(Callback):
         found.counted += 1 / found.micro_batches
         found.step = spent / found.counted
         enough = found.counted >= STEPS and spent > SECONDS
-        trainer.should_stop |= trainer.strategy.reduce_boolean_decision(enough or waited > MOST, all=False)
+        # The memory and the size of a checkpoint are known only after a step of the optimizer.
+        late = waited > MOST and trainer.global_step > 0
+        trainer.should_stop |= trainer.strategy.reduce_boolean_decision(enough or late, all=False)
 
     def _measure_time(self, task: Task) -> float:
         """Return the time in seconds at which the device has finished its work."""
@@ -104,6 +109,7 @@ class Rehearsal(Callback):
 
     def on_train_end(self, trainer: Trainer, task: Task) -> None:
         self.found.peak = peak_bytes(task.device)
+        self.found.moments = state_bytes(trainer.optimizers[0])
         for callback in self.run.periodic:
             self.found.callbacks.append(self._estimate_cost(trainer, task, callback))
 
@@ -139,6 +145,14 @@ class Rehearsal(Callback):
         if callback.at_end and last > first:
             steps.add(last)
         return len(steps)
+
+
+def state_bytes(optimizer: Optimizer) -> int:
+    """Return the bytes of all tensors that an optimizer keeps after a step; the tensors of shards count as a whole."""
+    count = 0
+    for state in optimizer.state.values():
+        count += sum(value.nbytes for value in state.values() if isinstance(value, Tensor))
+    return count
 
 
 def rehearse(run: Run, practice: Practice, failed: bool = False) -> Measurements:

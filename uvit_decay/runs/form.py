@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from uvit_decay.runtime.tensor_files import has_values
 
 MOST = 2**48  # exclusive bound of counters
 VERSION = "pytorch-lightning_version"
+STEP = torch.zeros((), dtype=torch.float32)  # form of a parameter's step count
 LIGHTNING = re.compile(r"[2-9](\.\d+)+(\.?(a|b|rc|post|dev)\d+)*")
 MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError)  # raised by contents of another form
 
@@ -23,7 +25,7 @@ MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError)  # rai
 def check_form(contents: Mapping[str, Any], task: LightningModule, positioned: bool) -> None:
     """Raise one of MALFORMED unless weights, averages and moments have the form of this run's, and all counters exist.
 
-    A parameter that never had a gradient has no moments.
+    A parameter that never had a gradient has no moments. Of an optimizer by class path, they only have to be finite.
 
     Args:
         contents: contents of the checkpoint.
@@ -56,7 +58,11 @@ def check_form(contents: Mapping[str, Any], task: LightningModule, positioned: b
 
 
 def _check_optimizer(stored: Mapping[str, Any], task: LightningModule) -> None:
-    """Raise an error unless a stored optimizer has the groups of this run, and moments that fit its parameters."""
+    """Raise an error unless a stored optimizer has the groups of this run, and a state that fits its parameters.
+
+    The state is compared in the file. `Optimizer.load_state_dict` would cast integers to floats, and FSDP would shard
+    tensors of any shape.
+    """
     groups = task.group_parameters(1.0)  # the settings of the stored groups are not used
     if _count_parameters(stored["param_groups"]) != _count_parameters(groups):
         raise ValueError("its optimizer has other groups of parameters")
@@ -64,25 +70,33 @@ def _check_optimizer(stored: Mapping[str, Any], task: LightningModule) -> None:
     for group in groups:
         for parameter in group["params"]:
             members.append((parameter, group))
-    for i, moments in stored["state"].items():
+    for i, state in stored["state"].items():
         parameter, group = members[i]
-        _check_moments(moments, task.optim.moments(parameter, group), f"optimizer_states.0.state.{i}")
+        where = f"optimizer_states.0.state.{i}"
+        names = task.optim.state_names(group)
+        if names is None:
+            _check_finite(state, where)
+        else:
+            expected = {name: STEP if name == "step" else parameter for name in names}
+            check_tensors(state, expected, where)
 
 
 def _count_parameters(groups: Sequence[Mapping[str, Any]]) -> list[int]:
     return [len(group["params"]) for group in groups]
 
 
-def _check_moments(stored: Mapping[str, Any], ours: Mapping[str, Any], where: str) -> None:
-    """Raise an error unless `stored` has the tensors of `ours`, see `check_tensors`, and values of the same types."""
-    tensors = {}
-    for name, value in ours.items():
+def _check_finite(state: Mapping[str, Any], where: str) -> None:
+    """Raise an error unless the tensors and floats of an optimizer by class path are finite.
+
+    Their names, shapes and types are known only to the class: Adafactor keeps rows and columns.
+    """
+    for name, value in state.items():
         if isinstance(value, Tensor):
-            tensors[name] = value
-        elif type(stored[name]) is not type(value):
-            raise ValueError(f"{where}.{name} must be {type(value).__name__}")
-    comparable = {name: value for name, value in stored.items() if name in tensors or name not in ours}
-    check_tensors(comparable, tensors, where)
+            finite = has_values(value) and bool(value.isfinite().all())
+        else:
+            finite = not isinstance(value, float) or math.isfinite(value)
+        if not finite:
+            raise ValueError(f"{where}.{name} is not finite")
 
 
 def check_tensors(stored: Mapping[str, Any], ours: Mapping[str, Tensor], where: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
@@ -17,7 +16,7 @@ from uvit_decay.runs.settings import ALTERNATIVES
 from uvit_decay.runtime.errors import UserError, check_numbers, check_whole
 from uvit_decay.runtime.optimizers import MUON
 from uvit_decay.runtime.typed import check_types
-from uvit_decay.tasks.optimizer_table import ARGUMENTS, FLAG, OPTIMIZERS, build_class, build_class_state, build_state
+from uvit_decay.tasks.optimizer_table import ARGUMENTS, FLAG, MOMENTUM, OPTIMIZERS, build_class
 from uvit_decay.tasks.rate_over_gain import RateFactors, RowSteps, rate_factors
 
 DecayOn = Literal["all", "matrices", "layers"]
@@ -313,30 +312,16 @@ class Optimization:
         """True if the optimizer cannot take sharded matrices."""
         return self.optimizer in OPTIMIZERS and OPTIMIZERS[self.optimizer].whole
 
-    def moments(self, parameter: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
-        """Return an example of the state that the optimizer keeps for a parameter after a step.
+    def state_names(self, group: Mapping[str, Any]) -> tuple[str, ...] | None:
+        """Return the names of the tensors that the optimizer keeps for each parameter of a group, see `Rule.state`.
 
-        Its tensors have the right shapes and dtypes. An optimizer by class path may keep numbers, too.
+        They are None for an optimizer by class path: only its class knows them.
         """
-        if self.optimizer in OPTIMIZERS:
-            return build_state(self.optimizer, parameter, group)
-        form = (parameter.shape, parameter.stride(), parameter.dtype)
-        if form not in self._states:
-            self._states[form] = build_class_state(self.optimizer, self.arguments or {}, parameter, group)
-        return self._states[form]
-
-    @cached_property
-    def _states(self) -> dict[tuple[Any, ...], dict[str, Any]]:
-        """States of an optimizer by class path, by shape, strides and dtype of a parameter: each costs a step."""
-        return {}
-
-    def tensors_per_parameter(self) -> int:
-        """Return the largest number of tensors of a parameter's size that the optimizer keeps for a parameter."""
-        if self.optimizer in OPTIMIZERS:
-            return len(OPTIMIZERS[self.optimizer].buffers)
-        parameter = torch.zeros(4, 4)
-        state = self.moments(parameter, {"lr": 1e-3, "weight_decay": self.weight_decay})
-        return sum(isinstance(value, Tensor) and value.shape == parameter.shape for value in state.values())
+        if self.optimizer not in OPTIMIZERS:
+            return None
+        if group.get(MUON):
+            return MOMENTUM
+        return OPTIMIZERS[self.optimizer].state
 
 
 def _keep_groups(optimizer: Optimizer, stored: dict[str, Any]) -> dict[str, Any]:

@@ -8,17 +8,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import LBFGS, SGD, AdamW, Optimizer, SparseAdam
 
 from uvit_decay.runtime.errors import UserError, explain
-from uvit_decay.runtime.optimizers import LARS, MUON, Muon
+from uvit_decay.runtime.optimizers import LARS, Muon
 
 Groups = Sequence[dict[str, Any]]  # parameters with their lr and weight_decay
 FLAG, ARGUMENTS = "--model.optim.optimizer", "--model.optim.arguments"
 OF_GROUPS = ("params", "lr", "weight_decay")  # arguments that are set for each group
 CANNOT_TRAIN = {LBFGS: "several losses in each step", SparseAdam: "sparse gradients"}  # class -> what it needs
-ADAM = ("exp_avg", "exp_avg_sq")
+ADAM = ("step", "exp_avg", "exp_avg_sq")
+MOMENTUM = ("momentum_buffer",)
 
 
 @dataclass(frozen=True)
@@ -27,40 +28,24 @@ class Rule:
 
     Args:
         build: function (groups, learning rate, betas, momentum) -> optimizer.
-        buffers: names of its tensors for each parameter, which have the parameter's shape.
-        counts: whether it also has a step count for each parameter.
+        state: names of the tensors that it keeps for each parameter: `step` is a number, all others are moments, which
+            have the parameter's shape and dtype. Muon keeps `MOMENTUM` for its matrices.
         gain_power: the power of a branch's gain by which `rate_over_gain` divides the rate; None if it does not work.
         whole: whether it needs whole matrices, which FSDP shards.
     """
 
     build: Callable[[Groups, float, tuple[float, float], float], Optimizer]
-    buffers: tuple[str, ...]
-    counts: bool = False
+    state: tuple[str, ...]
     gain_power: int | None = None
     whole: bool = False
 
 
 OPTIMIZERS: dict[str, Rule] = {
-    "adamw": Rule(
-        lambda groups, lr, betas, momentum: AdamW(groups, lr, betas, fused=True), ADAM, counts=True, gain_power=1
-    ),
-    "muon": Rule(Muon, ADAM, counts=True, gain_power=1, whole=True),  # its matrices have one buffer, see `build_state`
-    "lars": Rule(lambda groups, lr, betas, momentum: LARS(groups, lr, momentum), ("momentum_buffer",), whole=True),
-    "sgd": Rule(lambda groups, lr, betas, momentum: SGD(groups, lr, momentum), ("momentum_buffer",), gain_power=2),
+    "adamw": Rule(lambda groups, lr, betas, momentum: AdamW(groups, lr, betas, fused=True), ADAM, gain_power=1),
+    "muon": Rule(Muon, ADAM, gain_power=1, whole=True),
+    "lars": Rule(lambda groups, lr, betas, momentum: LARS(groups, lr, momentum), MOMENTUM, whole=True),
+    "sgd": Rule(lambda groups, lr, betas, momentum: SGD(groups, lr, momentum), MOMENTUM, gain_power=2),
 }
-
-
-def build_state(name: str, parameter: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return an example of the state of a parameter after a step of a named optimizer: tensors of the right shapes."""
-    if group.get(MUON):
-        return {"momentum_buffer": parameter}
-    rule = OPTIMIZERS[name]
-    state = {}
-    if rule.counts:
-        state["step"] = torch.tensor(0.0)
-    for buffer in rule.buffers:
-        state[buffer] = parameter
-    return state
 
 
 def find_class(path: str) -> type[Optimizer]:
@@ -110,19 +95,3 @@ def _without_weight_decay(groups: Groups) -> list[dict[str, Any]]:
         group.pop("weight_decay", None)
         found.append(group)
     return found
-
-
-def build_class_state(
-    path: str, arguments: Mapping[str, Any], parameter: Tensor, group: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the state that an optimizer by class path keeps for a parameter like this one after a step.
-
-    The step is made with a parameter and a gradient of zeros.
-    """
-    with explain(f"{FLAG} {path} cannot make a step", Exception):
-        values = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype).zero_()
-        twin = nn.Parameter(values)
-        twin.grad = torch.zeros_like(twin)
-        optimizer = build_class(path, arguments, [{**group, "params": [twin]}], group["lr"])
-        optimizer.step()
-    return dict(optimizer.state[twin])
