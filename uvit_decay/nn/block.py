@@ -26,7 +26,9 @@ Heads = Float[Tensor, "b h n k"]
 NormType = Literal["layer", "rms"]
 Norm = nn.LayerNorm | nn.RMSNorm
 SkipMerge = Literal["add", "concat"]
-Part = Literal["condition", "merge", "attention", "mlp"]  # of a block
+# Parts of a block. They are an argument of forward, not methods: `block.compile()` compiles only the call of the block,
+# and if forward called methods that are registered with FSDP, each of them would gather the weights of the block again.
+Part = Literal["condition", "merge", "attention", "mlp"]
 Factors = Sequence[float | Tensor]  # of the attention branch and of the MLP branch
 PLAIN: Factors = (1.0, 1.0)
 
