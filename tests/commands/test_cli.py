@@ -52,7 +52,7 @@ def metrics(**init_args):
         (["--model.net.mlp_ratio", "nan"], "--model.net.mlp_ratio"),
         (["--model.net.dim", "65536", "--model.net.mlp_ratio", "999"], "memory"),
         (["--model.path", "null"], "path"),
-        (["--model.label_dropout", "null"], ("label_dropout", "[0, 1]", "None")),
+        (["--model.label_dropout", "null"], ("label_dropout", "float", "None")),
         (["--model.optim", "null"], ("--model.optim null", "--model.optim.lr")),
         (["--model.sampling", "null"], ("--model.sampling null", "--model.sampling.steps")),
         (["--data.batch_size", HUGE], ("batch_size", 1)),

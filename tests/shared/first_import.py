@@ -9,8 +9,10 @@ import sys
 
 
 def main() -> None:
-    for name in [name for name in sys.modules if name.split(".")[0] == "uvit_decay"]:
+    for name in [name for name in sys.modules if name.split(".")[0] in ("uvit_decay", "beartype")]:
         del sys.modules[name]
+    import beartype.door  # noqa: F401  which remembers classes by their names, and would compare with those from before
+
     import uvit_decay
 
     groups = {room: [room] for room in uvit_decay.ROOMS}
