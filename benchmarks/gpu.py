@@ -41,10 +41,10 @@ from uvit_decay.checkpoint import read_training_checkpoint
 from uvit_decay.data import Images
 from uvit_decay.diffusion.noise_path import VP
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
+from uvit_decay.generation.samples import Samples
 from uvit_decay.nn import MAE, SiT, UViT
 from uvit_decay.runs.history import METRICS, read_rows
 from uvit_decay.runtime.errors import UserError, check_numbers
-from uvit_decay.samples import Samples
 
 Build = Callable[[], UViT | SiT | MAE]
 

@@ -18,7 +18,7 @@ from benchmarks.plain import loading as plain
 from uvit_decay.data import Augment, AugmentedImages
 from uvit_decay.data.batches import InMemory, StepLoader
 from uvit_decay.data.latents.shards import LatentSet
-from uvit_decay.image_io import to_float
+from uvit_decay.images.io import to_float
 from uvit_decay.runtime.random import normal
 
 TOLERANCE = 0.05  # of mean and standard deviation: the random changes are not the same

@@ -9,7 +9,7 @@ from benchmarks import plain
 from benchmarks.cases import Setting
 from uvit_decay.nn import MAE, SiT, UViT
 from uvit_decay.nn.sizes import create_model
-from uvit_decay.tasks.compilation import compile_net
+from uvit_decay.tasks.parallel.compilation import compile_net
 
 
 def plain_of(net: UViT | SiT | MAE) -> nn.Module:

@@ -18,9 +18,9 @@ from sklearn.manifold import TSNE
 from torch import Tensor
 
 from uvit_decay.evaluation import ImageSource, open_images
+from uvit_decay.generation.options import LoadingOptions
 from uvit_decay.nn import states_of
 from uvit_decay.representations import Colours, ProbedNetwork, open_network, spectral_clusters
-from uvit_decay.sampling_options import LoadingOptions
 
 CHECKPOINT = Path(__file__).resolve().parents[1] / "checkpoints" / "digits.safetensors"
 CLASSES = 10  # in the t-SNE; more colours are hard to distinguish

@@ -12,7 +12,7 @@ from refusals import refused as refuse
 from test_docs import code
 
 from uvit_decay.decay import DEPTH_ATTENTION, SHORTCUTS
-from uvit_decay.image_io import save_npz
+from uvit_decay.images.io import save_npz
 
 
 def test_a_network_that_lacks_something_is_refused_before_training(mine, tmp_path, monkeypatch, capsys):

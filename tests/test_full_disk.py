@@ -20,7 +20,7 @@ from uvit_decay.data.latents.shards import write_labels
 from uvit_decay.evaluation.feature_store import FeatureStore
 from uvit_decay.evaluation.report_html import Report, write_html
 from uvit_decay.evaluation.statistics_file import save_statistics
-from uvit_decay.image_io import labelled_grid, save_image, save_npz, save_pngs
+from uvit_decay.images.io import labelled_grid, save_image, save_npz, save_pngs
 from uvit_decay.metrics.frechet import Statistics
 from uvit_decay.runtime.errors import user_errors
 from uvit_decay.runtime.tensor_files import save_tensors

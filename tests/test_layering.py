@@ -10,11 +10,12 @@ from conftest import ROOT
 
 PACKAGE = ROOT / "uvit_decay"
 ISLANDS = {"nn", "diffusion", "data", "metrics", "representations"}
-ABOVE = {"evaluation", "compare", "runs", "tasks", "callbacks", "checkpoint", "samples", "guide", "doctor", "commands"}
+ABOVE = {"evaluation", "compare", "runs", "tasks", "callbacks", "checkpoint", "generation", "doctor", "commands"}
 ABOVE |= {"hub"}
 FORBIDDEN = {
     "runtime": ISLANDS | ABOVE | {"decay"},
     "decay": ISLANDS | ABOVE,
+    "images": ISLANDS | ABOVE | {"decay"},
     "nn": (ISLANDS | ABOVE) - {"nn"},
     "diffusion": (ISLANDS | ABOVE | {"decay"}) - {"diffusion"},
     "data": (ISLANDS | ABOVE | {"decay"}) - {"data"},
@@ -24,10 +25,11 @@ FORBIDDEN = {
     "runs": (ISLANDS | ABOVE | {"decay"}) - {"runs", "data", "checkpoint"},
     "evaluation": {"tasks", "callbacks", "doctor", "commands", "hub"},
     "tasks": ABOVE
-    - {"tasks", "runs", "samples", "checkpoint"},  # REPA's teacher is opened as probes open their networks
+    - {"tasks", "runs", "generation", "checkpoint"},  # REPA's teacher is opened as probes open their networks
     "callbacks": {"compare", "doctor", "commands", "hub"},
     "doctor": {"compare", "representations", "commands", "hub"},
-    "checkpoint": ABOVE - {"checkpoint"} | {"representations"},
+    "checkpoint": ABOVE - {"checkpoint", "generation"} | {"representations"},  # the options name the sets of weights
+    "generation": ABOVE - {"generation", "checkpoint"} | {"data", "metrics", "representations"},
     "hub": {"tasks", "callbacks", "doctor", "commands"},
 }
 WITH_LIGHTNING = {"callbacks", "commands", "data", "doctor", "runs", "tasks"}
@@ -73,7 +75,7 @@ def test_lightning_is_imported_where_runs_are_made_and_nowhere_else():
 
 def test_what_samples_judges_features_compares_runs_and_reads_official_files_loads_no_lightning_at_all():
     modules = [path for room in ("representations", "compare") for path in (PACKAGE / room).glob("[a-z]*.py")]
-    names = ["uvit_decay.checkpoint.convert", "uvit_decay.samples"]
+    names = ["uvit_decay.checkpoint.convert", "uvit_decay.generation.samples"]
     names += [f"uvit_decay.{path.parent.name}.{path.stem}" for path in modules]
     program = f"import {', '.join(names)}, sys; assert 'lightning' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)

@@ -19,8 +19,8 @@ from uvit_decay.data import Digits
 from uvit_decay.diffusion.noise_path import VP, DDPMLinear
 from uvit_decay.diffusion.samplers import SAMPLERS
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
+from uvit_decay.generation.samples import Samples
 from uvit_decay.nn import SiT
-from uvit_decay.samples import Samples
 from uvit_decay.tasks import DiffusionTask, finite
 
 META = torch.device("meta")

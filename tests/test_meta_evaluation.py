@@ -11,7 +11,6 @@ from dinov2_files import random_weights
 from record_ops import Waits
 from small_mae import small_mae
 
-from uvit_decay.autoencoder import Autoencoder
 from uvit_decay.data.augment import Augment, erase_boxes
 from uvit_decay.data.augmented import Cached
 from uvit_decay.data.decoding import ResizedCentre
@@ -20,6 +19,7 @@ from uvit_decay.diffusion.noise_path import VP
 from uvit_decay.diffusion.sampling import DiffusionModel
 from uvit_decay.evaluation.extract import Extraction as Extract
 from uvit_decay.evaluation.image_sources import DatasetImages
+from uvit_decay.images.autoencoder import Autoencoder
 from uvit_decay.metrics import DINOv2, Inception, SmallClassifier, inception_net
 from uvit_decay.metrics.kid import kernel_distance
 from uvit_decay.metrics.precision_recall import precision_recall

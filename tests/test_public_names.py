@@ -11,6 +11,7 @@ import yaml
 from conftest import ROOT, train
 
 import uvit_decay
+from uvit_decay.runtime.instantiate import FORMER
 
 # To add or remove a name here is a decision about what users may rely on.
 NAMES = {
@@ -77,3 +78,15 @@ def test_configurations_have_the_paths_that_they_always_had(form, tmp_path, monk
     assert config["model"]["init_args"]["net"]["class_path"] == "uvit_decay.nn.UViT"
     assert config["model"]["init_args"]["path"]["class_path"] == "uvit_decay.diffusion.noise_path.VP"
     assert "uvit_decay.callbacks.EMA" in [each["class_path"] for each in config["trainer"]["callbacks"]]
+
+
+def test_configurations_of_earlier_versions_name_classes_that_moved(tmp_path, monkeypatch, capsys):
+    former = "uvit_decay.tasks.layersync.LayerSync"
+    (tmp_path / "former.yaml").write_text(f"model:\n  init_args:\n    auxiliary:\n    - class_path: {former}\n")
+    with pytest.raises(SystemExit):
+        train(monkeypatch, tmp_path, "fit", "--config=former.yaml", "--print_config")
+    config = yaml.safe_load(capsys.readouterr().out)
+    (loss,) = config["model"]["init_args"]["auxiliary"]
+    assert loss["class_path"] == "uvit_decay.tasks.LayerSync"
+    for module, package in FORMER.items():
+        assert import_module(package).__all__, module

@@ -8,9 +8,9 @@ from PIL import Image
 from refusals import raises_user_error
 from runs import fit, latent_task
 
-from uvit_decay.autoencoder import Autoencoder
 from uvit_decay.callbacks import GenerationMetrics, LinearProbes, Preview
 from uvit_decay.data import Latents
+from uvit_decay.images.autoencoder import Autoencoder
 from uvit_decay.metrics import SmallClassifier
 from uvit_decay.metrics.extractors import Extractor, Features
 from uvit_decay.runs import history

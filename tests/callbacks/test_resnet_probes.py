@@ -10,7 +10,7 @@ from runs import StopAt
 from uvit_decay import checkpoint
 from uvit_decay.callbacks import LinearProbes
 from uvit_decay.data import Digits
-from uvit_decay.image_io import to_float
+from uvit_decay.images.io import to_float
 from uvit_decay.nn import ResNet
 from uvit_decay.runs import history
 from uvit_decay.runtime.random import subset

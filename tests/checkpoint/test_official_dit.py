@@ -18,9 +18,9 @@ from uvit_decay.checkpoint.official.common import ImportOptions
 from uvit_decay.commands.convert import main
 from uvit_decay.diffusion.noise_path import DDPMLinear
 from uvit_decay.diffusion.sampling import Sampling, generate
+from uvit_decay.generation.options import SamplingOptions
+from uvit_decay.generation.samples import Samples
 from uvit_decay.nn.sizes import SIT_SIZES
-from uvit_decay.samples import Samples
-from uvit_decay.sampling_options import SamplingOptions
 
 TINY = ImportOptions(heads=2)
 LEVELS = torch.tensor([0, 1, 137, 500, 998, 999])

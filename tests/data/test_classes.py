@@ -8,9 +8,9 @@ import torch
 from image_noise import SIZE, fails, tree, write_tar, write_zip
 from refusals import raises_user_error
 
-from uvit_decay.class_names import class_hash, class_list
 from uvit_decay.data import Images
 from uvit_decay.data.image_files import list_images, read, select
+from uvit_decay.images.class_names import class_hash, class_list
 
 
 def test_imagenet():

@@ -15,10 +15,10 @@ from PIL import EpsImagePlugin, Image
 from refusals import raises_user_error
 from test_image_decoding import png
 
-from uvit_decay.class_names import class_list
 from uvit_decay.data import archives
 from uvit_decay.data.decoding import decode
 from uvit_decay.data.image_files import list_images, read, size_of
+from uvit_decay.images.class_names import class_list
 
 
 @contextmanager

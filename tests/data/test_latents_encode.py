@@ -14,11 +14,11 @@ from latent_files import COUNT, SIZE, copy_set, encode, open_set, without_checks
 from refusals import raises_user_error
 from safetensors.torch import save
 
-from uvit_decay.autoencoder import Autoencoder
 from uvit_decay.data.image_files import list_images, read
 from uvit_decay.data.latents import manifest as manifests
 from uvit_decay.data.latents.encode import describe
 from uvit_decay.data.latents.encode import encode as encode_listing
+from uvit_decay.images.autoencoder import Autoencoder
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.tensor_files import load_tensors
 

@@ -10,7 +10,7 @@ from refusals import find_line
 from surroundings import FEW_STEPS
 
 from uvit_decay.evaluation.feature_table import EXTRACTORS
-from uvit_decay.image_io import save_npz, save_pngs
+from uvit_decay.images.io import save_npz, save_pngs
 from uvit_decay.metrics import SmallClassifier
 
 DIGITS = ["--reference", "digits:train", "--features", "digits"]

@@ -16,7 +16,7 @@ from uvit_decay.data.image_files import list_images
 from uvit_decay.evaluation.generation import open_reference
 from uvit_decay.evaluation.image_sources import DatasetImages
 from uvit_decay.evaluation.open_by_name import describe_test_images, open_data, open_images
-from uvit_decay.image_io import save_npz, save_pngs
+from uvit_decay.images.io import save_npz, save_pngs
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ ISOLATED = can_isolate()
 ENDLESS = ["--trainer.max_steps=1000000", "--trainer.limit_val_batches=0", "--trainer.log_every_n_steps=5"]
 SMALL = ["--model.net.dim=16", "--model.net.depth=2", "--model.sampling.steps=3"]
 NODES = ["--trainer.num_nodes=2", "--trainer.enable_progress_bar=false"]
-STRATEGY, TIMEOUT = "uvit_decay.tasks.ddp.Replicated", "--trainer.strategy.init_args.timeout=0:00:"
+STRATEGY, TIMEOUT = "uvit_decay.tasks.parallel.ddp.Replicated", "--trainer.strategy.init_args.timeout=0:00:"
 FIT = ["train.py", "fit", *SMALL, *NODES, f"--trainer.strategy={STRATEGY}", f"{TIMEOUT}30"]
 LOST = "another process"
 Start = Callable[..., list[Program]]

@@ -30,7 +30,6 @@ from small_mae import small_mae
 from test_full_disk import full_disk
 from torch import nn
 
-from uvit_decay.autoencoder import Autoencoder
 from uvit_decay.checkpoint import load
 from uvit_decay.checkpoint.io import WEIGHTS
 from uvit_decay.commands.convert import main
@@ -39,6 +38,7 @@ from uvit_decay.diffusion.noise_path import VP, DDPMLinear
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.hub.folder import build_pipeline
 from uvit_decay.hub.pipeline import name_code
+from uvit_decay.images.autoencoder import Autoencoder
 from uvit_decay.nn import SiT, UViT
 from uvit_decay.nn.long_skips import SKIP_SCALES
 from uvit_decay.tasks.init_from import read_weights

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from uvit_decay.nn import MAE, ViT
 from uvit_decay.nn.block import PLAIN, AdaLNBlock, Attention, Block
-from uvit_decay.tasks.optimization import Optimization
+from uvit_decay.tasks.optim.options import Optimization
 
 both_types = pytest.mark.parametrize("norm_type", ["layer", "rms"])
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch.distributed as dist
 from programs import Launcher
 
-from uvit_decay.tasks.ddp import register_ddp
+from uvit_decay.tasks.parallel.ddp import register_ddp
 
 
 def on_two_processes(programs: Launcher, work: Callable[[int], Any], folder: Path) -> list[Any]:

@@ -13,16 +13,16 @@ from conftest import ROOT
 from diffusers.utils import dynamic_modules_utils
 from torch import nn
 
-from uvit_decay.autoencoder import Autoencoder, LatentSpace
 from uvit_decay.checkpoint.io import KEY, ModelCard
 from uvit_decay.diffusion.noise_path import Linear, NoisePath
 from uvit_decay.diffusion.sampling import Sampling
+from uvit_decay.generation.options import SamplingOptions
+from uvit_decay.generation.samples import Samples
 from uvit_decay.hub.folder import export_folder
+from uvit_decay.images.autoencoder import Autoencoder, LatentSpace
 from uvit_decay.nn import SiT
 from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.runtime.tensor_files import save_tensors
-from uvit_decay.samples import Samples
-from uvit_decay.sampling_options import SamplingOptions
 
 BUNDLED = ROOT / "checkpoints" / "digits.safetensors"
 

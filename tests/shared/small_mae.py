@@ -4,7 +4,7 @@ import torch
 
 from uvit_decay.nn import MAE
 from uvit_decay.tasks import MAETask
-from uvit_decay.tasks.optimization import Optimization
+from uvit_decay.tasks.optim.options import Optimization
 
 OPTIM = Optimization(betas=(0.9, 0.95), blr=8e-3, weight_decay=0.05, decay_on="matrices", warmup_epochs=0.1)
 

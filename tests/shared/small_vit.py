@@ -5,7 +5,7 @@ import torch
 from uvit_decay.data.batches import Batch
 from uvit_decay.nn import ViT
 from uvit_decay.tasks import ClassifyTask
-from uvit_decay.tasks.optimization import Optimization
+from uvit_decay.tasks.optim.options import Optimization
 
 FINE_TUNING = Optimization(
     betas=(0.9, 0.999), blr=8e-3, weight_decay=0.05, decay_on="layers", layer_decay=0.65, warmup_epochs=0.1

@@ -16,14 +16,14 @@ from small_teacher import save_teacher
 from torch import nn
 from torch.nn.functional import interpolate
 
-from uvit_decay.autoencoder import LatentSpace
 from uvit_decay.checkpoint import load
 from uvit_decay.data import Digits
 from uvit_decay.data.batches import Batch
+from uvit_decay.images.autoencoder import LatentSpace
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks import REPA, DispersiveLoss, LayerSync
-from uvit_decay.tasks.layersync import default_pair
-from uvit_decay.tasks.repa import ConvProjector, open_teacher, resize_grid
+from uvit_decay.tasks.losses.layersync import default_pair
+from uvit_decay.tasks.losses.repa import ConvProjector, open_teacher, resize_grid
 
 BATCH = Batch(torch.zeros(6, 1, 8, 8), torch.zeros(6, dtype=torch.int64), 0, 0, 6)
 
@@ -151,7 +151,7 @@ def test_repa_is_the_negative_cosine_to_the_tokens_of_the_encoder(kind, zscore, 
 def test_the_published_recipe_of_latents_is_another_than_of_pixels(teacher, monkeypatch):
     space = LatentSpace("a vae", "", scale=1.0, shift=0.0, channels=1, factor=8)
     found = replace(open_teacher(teacher), latents=space)
-    monkeypatch.setattr("uvit_decay.tasks.repa.open_teacher", lambda *_: found)
+    monkeypatch.setattr("uvit_decay.tasks.losses.repa.open_teacher", lambda *_: found)
     for options, expected in (({}, (0.6, 1.0)), ({"weight": 0.2}, (0.6, 0.2)), ({"zscore": 0.0}, (0.0, 1.0))):
         loss = REPA(teacher, projector="conv", **options)
         assert (loss.zscore, loss.weight) == expected

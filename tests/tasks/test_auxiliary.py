@@ -18,7 +18,7 @@ from uvit_decay.diffusion.noise_path import Linear
 from uvit_decay.nn import SiT
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks import AuxiliaryLoss
-from uvit_decay.tasks.sharding import Sharded
+from uvit_decay.tasks.parallel.sharding import Sharded
 
 
 class Norm(AuxiliaryLoss):
@@ -162,7 +162,7 @@ def test_recomputation_and_bf16_train_as_otherwise(tmp_path, options, training):
 def test_a_compiled_network_gives_the_same_states(by_block, monkeypatch):
     import jaxtyping
 
-    from uvit_decay.tasks.compilation import compile_net
+    from uvit_decay.tasks.parallel.compilation import compile_net
 
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     net, x, t = tiny_net(), torch.randn(3, 1, 8, 8), torch.tensor([0.1, 0.5, 0.9])

@@ -12,7 +12,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim import AdamW
 
 from uvit_decay.data import Digits
-from uvit_decay.tasks.sharding import Sharded, full_tensor
+from uvit_decay.tasks.parallel.sharding import Sharded, full_tensor
 
 CLIP = {"norm": (clip_grad_norm_, 0.05), "value": (clip_grad_value_, 1e-3)}
 STRATEGIES = {"fsdp": Sharded, "ddp": lambda: "ddp"}

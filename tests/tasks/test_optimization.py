@@ -17,7 +17,7 @@ from uvit_decay.data import Digits
 from uvit_decay.runs.check import check
 from uvit_decay.runs.counters import run_length
 from uvit_decay.tasks import DiffusionTask
-from uvit_decay.tasks.optimization import Optimization
+from uvit_decay.tasks.optim.options import Optimization
 
 
 class Net(nn.Module):

@@ -18,9 +18,9 @@ from uvit_decay.data import Digits
 from uvit_decay.runtime.distributed import others_needed
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks import DiffusionTask
-from uvit_decay.tasks.optimization import Optimization
+from uvit_decay.tasks.optim.options import Optimization
 from uvit_decay.tasks.own import own_parameters
-from uvit_decay.tasks.sharding import Sharded
+from uvit_decay.tasks.parallel.sharding import Sharded
 from uvit_decay.tasks.utilisation import image_flops
 
 

@@ -11,9 +11,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.optim import SGD, AdamW
 
 from uvit_decay.nn import MAE, ResNet, SiT, UViT, ViT
-from uvit_decay.tasks.optimization import Optimization
-from uvit_decay.tasks.rate_over_gain import RowSteps
-from uvit_decay.tasks.sharding import full_tensor, shard, shard_like
+from uvit_decay.tasks.optim.options import Optimization
+from uvit_decay.tasks.optim.rate_over_gain import RowSteps
+from uvit_decay.tasks.parallel.sharding import full_tensor, shard, shard_like
 
 SIZES = {"image_size": 8, "patch_size": 2, "channels": 1, "dim": 16, "depth": 4, "heads": 2}
 DECODER = {"decoder_dim": 16, "decoder_depth": 1, "decoder_heads": 2, "wiring": "official"}

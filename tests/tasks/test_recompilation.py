@@ -13,8 +13,8 @@ from uvit_decay.callbacks import EMA
 from uvit_decay.data import Digits
 from uvit_decay.tasks import DiffusionTask, Task
 from uvit_decay.tasks.base import Optimization
-from uvit_decay.tasks.compilation import compile_net
-from uvit_decay.tasks.sharding import Sharded
+from uvit_decay.tasks.parallel.compilation import compile_net
+from uvit_decay.tasks.parallel.sharding import Sharded
 
 WARM = 3  # steps, with a validation in between
 

@@ -22,7 +22,7 @@ from uvit_decay.diffusion.noise_path import Linear
 from uvit_decay.metrics.extractors import SmallClassifier
 from uvit_decay.nn import SiT
 from uvit_decay.runs import history
-from uvit_decay.tasks.sharding import Sharded, local_shard
+from uvit_decay.tasks.parallel.sharding import Sharded, local_shard
 
 STEPS, HALF = 4, 2
 pytestmark = pytest.mark.slow

@@ -15,11 +15,11 @@ from small_vit import fine_tuning, linear_probe, small_vit
 
 from uvit_decay.callbacks import EMA, LastCheckpoint, LinearProbes, Preview
 from uvit_decay.data import Digits
+from uvit_decay.generation.samples import Samples
 from uvit_decay.nn import ResNet, SiT, UViT
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.samples import Samples
 from uvit_decay.tasks import DiffusionTask
-from uvit_decay.tasks.optimization import Optimization
+from uvit_decay.tasks.optim.options import Optimization
 
 
 def build_unused():

@@ -27,7 +27,7 @@ from uvit_decay.runs.loggers import log_picture
 from uvit_decay.runtime.errors import UserError, check_whole, explain
 from uvit_decay.runtime.typed import check_types
 from uvit_decay.tasks.base import Task
-from uvit_decay.tasks.sharding import full_tensor
+from uvit_decay.tasks.parallel.sharding import full_tensor
 
 FIGURE = "branches.png"
 TITLES = {  # of the panels of the figure, by name of the values

@@ -15,12 +15,12 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from uvit_decay.generation.options import Weights
 from uvit_decay.runtime.errors import UserError, check_numbers
 from uvit_decay.runtime.typed import check_types
-from uvit_decay.sampling_options import Weights
 from uvit_decay.tasks.base import Task
 from uvit_decay.tasks.finite import check_finite
-from uvit_decay.tasks.sharding import gather, local_shard, shard_like, unsharded_network
+from uvit_decay.tasks.parallel.sharding import gather, local_shard, shard_like, unsharded_network
 
 
 @check_types

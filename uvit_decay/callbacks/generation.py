@@ -11,7 +11,6 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from uvit_decay.autoencoder import Autoencoder, decoder
 from uvit_decay.callbacks.ema import evaluation_weights
 from uvit_decay.callbacks.periodic import PeriodicSampling, record
 from uvit_decay.data import ImageData
@@ -22,7 +21,10 @@ from uvit_decay.evaluation.image_sources import DatasetImages, GeneratedImages, 
 from uvit_decay.evaluation.metric_table import MetricOptions, summary
 from uvit_decay.evaluation.report import remarks
 from uvit_decay.evaluation.statistics_file import StatisticsFile
-from uvit_decay.image_io import to_uint8
+from uvit_decay.generation.options import MOST_IMAGES
+from uvit_decay.generation.samples import Samples
+from uvit_decay.images.autoencoder import Autoencoder, decoder
+from uvit_decay.images.io import to_uint8
 from uvit_decay.metrics.extractors import Extractor, prepare
 from uvit_decay.runs.counters import run_length
 from uvit_decay.runs.history import GENERATION
@@ -30,8 +32,6 @@ from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole
 from uvit_decay.runtime.random import subset
 from uvit_decay.runtime.typed import check_types
-from uvit_decay.samples import Samples
-from uvit_decay.sampling_options import MOST_IMAGES
 from uvit_decay.tasks.diffusion import DiffusionTask
 
 MOST = 5000  # images of each measurement

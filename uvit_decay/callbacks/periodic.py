@@ -18,7 +18,7 @@ from uvit_decay.callbacks.progress import Progress
 from uvit_decay.callbacks.stopping import at_signals
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.diffusion.sampling import Sampling, total_nfe
-from uvit_decay.image_io import save_image
+from uvit_decay.images.io import save_image
 from uvit_decay.runs import history
 from uvit_decay.runs.counters import run_length
 from uvit_decay.runs.finish import is_finishing

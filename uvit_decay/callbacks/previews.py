@@ -8,17 +8,17 @@ from torch import Tensor
 
 from uvit_decay.callbacks.ema import evaluation_weights
 from uvit_decay.callbacks.periodic import Periodic, PeriodicSampling, save_picture
-from uvit_decay.class_names import in_words
 from uvit_decay.data import ImageData
 from uvit_decay.diffusion.sampling import Sampling
-from uvit_decay.image_io import grid_columns, labelled_grid
+from uvit_decay.generation.options import LARGEST_GRID
+from uvit_decay.generation.samples import Samples
+from uvit_decay.images.class_names import in_words
+from uvit_decay.images.io import grid_columns, labelled_grid
 from uvit_decay.representations.reconstruction import Reconstructor
 from uvit_decay.runtime.distributed import Processes, batches
 from uvit_decay.runtime.errors import MOST_SEED, UserError, check_numbers, check_whole
 from uvit_decay.runtime.random import subset
 from uvit_decay.runtime.typed import check_types
-from uvit_decay.samples import Samples
-from uvit_decay.sampling_options import LARGEST_GRID
 from uvit_decay.tasks import MAETask, Task
 from uvit_decay.tasks.diffusion import DiffusionTask
 

@@ -22,7 +22,8 @@ from uvit_decay.checkpoint.io import HOME, KEY, ModelCard, StoredModel, read, re
 from uvit_decay.checkpoint.official import diffusers_dit, mae, sit, uvit
 from uvit_decay.checkpoint.official.common import IMPORTED, ImportOptions, Network, RecognisedModel, StateDict
 from uvit_decay.checkpoint.official.timm import python_lines, timm_state
-from uvit_decay.class_names import class_hash, class_list
+from uvit_decay.generation.options import Weights
+from uvit_decay.images.class_names import class_hash, class_list
 from uvit_decay.nn.mae import MAE
 from uvit_decay.nn.sit import SiT
 from uvit_decay.nn.uvit import UViT
@@ -31,7 +32,6 @@ from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import check_writable, claim_paths, replacing
 from uvit_decay.runtime.tensor_files import check_weights, load_pickle, save_tensors
 from uvit_decay.runtime.typed import check_types
-from uvit_decay.sampling_options import Weights
 
 
 class Family(NamedTuple):

@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uvit_decay.autoencoder import LatentSpace
 from uvit_decay.checkpoint.detect import ThirdParty, looks_like
 from uvit_decay.decay.table import DEPTH_ATTENTION, SHORTCUTS
 from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.diffusion.prediction import Prediction, Weighting
 from uvit_decay.diffusion.samplers import SAMPLERS
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
+from uvit_decay.generation.options import Weights
+from uvit_decay.images.autoencoder import LatentSpace
 from uvit_decay.nn.base import DecayedNet, check_attributes
 from uvit_decay.runtime.errors import UserError, check_whole
 from uvit_decay.runtime.instantiate import Spec, build, check_arguments
@@ -27,7 +28,6 @@ from uvit_decay.runtime.program import localise, or_bundled
 from uvit_decay.runtime.tensor_files import TorchFile, check_weights, load_any, load_tensors, mismatch
 from uvit_decay.runtime.typed import check_types
 from uvit_decay.runtime.validation import as_type, is_plain, parse
-from uvit_decay.sampling_options import Weights
 
 KEY = "uvit_decay"  # key of the card in a .ckpt, and in the metadata of a .safetensors
 NET = "net."  # prefix of the network's weights in the state_dict of a .ckpt

@@ -24,6 +24,7 @@ from uvit_decay.data import Digits
 from uvit_decay.data.latents.module import Latents
 from uvit_decay.decay import DEPTH_ATTENTION, SHORTCUTS
 from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole, explain
+from uvit_decay.runtime.instantiate import current_path
 from uvit_decay.runtime.program import find_config
 from uvit_decay.runtime.validation import check_size, parse, read_text
 
@@ -91,7 +92,19 @@ def _name_stored_path(found: re.Match[str]) -> str:
 def _load(text: str) -> Any:
     """Load YAML as jsonargparse does, after a check of its size with all aliases followed."""
     check_size(yaml.compose(text, yaml.SafeLoader))  # before aliases are followed
-    return YAML(text)
+    return _rename_classes(YAML(text))
+
+
+def _rename_classes(value: Any) -> Any:
+    """Return the settings of a configuration with the class paths of today, see `current_path`."""
+    if isinstance(value, list):
+        return [_rename_classes(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    renamed = {key: _rename_classes(item) for key, item in value.items()}
+    if isinstance(renamed.get("class_path"), str):
+        renamed["class_path"] = current_path(renamed["class_path"])
+    return renamed
 
 
 def limit(trusted: list[str]) -> None:

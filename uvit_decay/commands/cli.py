@@ -57,9 +57,9 @@ from uvit_decay.runtime.precision import product_ratio, trains_in_bf16
 from uvit_decay.runtime.program import DEFAULT_CONFIG, find_bundled
 from uvit_decay.runtime.validation import flat
 from uvit_decay.tasks import Task
-from uvit_decay.tasks.ddp import register_ddp
 from uvit_decay.tasks.file_digests import digest_files
-from uvit_decay.tasks.sharding import Sharded
+from uvit_decay.tasks.parallel.ddp import register_ddp
+from uvit_decay.tasks.parallel.sharding import Sharded
 
 # Prefixes of the settings that are stored in a checkpoint and compared on resumption.
 EXPERIMENT = ("seed_everything", "model.", "data.", "trainer.")

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Literal
 
 from uvit_decay.checkpoint.import_options import ImportOptions
+from uvit_decay.generation.options import Weights
 from uvit_decay.runtime.command_line import parse
 from uvit_decay.runtime.errors import UserError, user_errors
 from uvit_decay.runtime.program import PROGRAM, quiet_libraries
 from uvit_decay.runtime.progress import track
-from uvit_decay.sampling_options import Weights
 
 
 def export(

@@ -9,9 +9,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Literal
 
+from uvit_decay.generation.options import Count
 from uvit_decay.runtime.command_line import Bounds, run
 from uvit_decay.runtime.program import PROGRAM
-from uvit_decay.sampling_options import Count
 
 SHARES = timedelta(days=1)  # how long a process waits until the slowest one has encoded its share of the shards
 
@@ -47,11 +47,11 @@ def encode_images(
     """
     import torch
 
-    from uvit_decay.autoencoder import Autoencoder
-    from uvit_decay.class_names import class_list
     from uvit_decay.commands.opening import open_program
     from uvit_decay.data.image_files import list_images
     from uvit_decay.data.latents.encode import describe, encode
+    from uvit_decay.images.autoencoder import Autoencoder
+    from uvit_decay.images.class_names import class_list
 
     with open_program(timeout=SHARES) as (processes, device):
         autoencoder = Autoencoder(vae, device, getattr(torch, precision))

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from uvit_decay.commands.generation import check_ending
+from uvit_decay.generation.options import LoadingOptions, PrecisionOption
 from uvit_decay.representations.options import Alignment, Classification, Probing, Reconstruction
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.sampling_options import LoadingOptions, PrecisionOption
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -134,7 +134,7 @@ def reconstruct(options: Reconstruction) -> None:
     from uvit_decay import checkpoint
     from uvit_decay.commands.opening import claim_outputs, open_program
     from uvit_decay.evaluation.open_by_name import open_images
-    from uvit_decay.image_io import save_image, to_float
+    from uvit_decay.images.io import save_image, to_float
     from uvit_decay.representations.reconstruction import Reconstructor
     from uvit_decay.runtime.random import subset
 

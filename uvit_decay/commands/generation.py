@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from uvit_decay.evaluation.feature_table import DIGITS, FeatureOptions
 from uvit_decay.evaluation.metric_table import MetricOptions
+from uvit_decay.generation.options import Count, SamplingOptions
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.instantiate import Trusted
-from uvit_decay.sampling_options import Count, SamplingOptions
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -156,8 +156,8 @@ def generation(
     from uvit_decay.evaluation.image_sources import GeneratedImages
     from uvit_decay.evaluation.open_by_name import open_images
     from uvit_decay.evaluation.report import write_reports
+    from uvit_decay.generation.samples import Samples
     from uvit_decay.metrics.extractors import prepare
-    from uvit_decay.samples import Samples
 
     files = list(features.files)
     if ckpt is not None:

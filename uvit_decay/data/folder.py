@@ -9,12 +9,12 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from uvit_decay.class_names import class_list
 from uvit_decay.data.batches import ImageSet, InMemory
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.data.decoding import Crop, centre_crop
 from uvit_decay.data.fingerprint import hash_files, name_shared
 from uvit_decay.data.image_files import Listing, list_images, read
+from uvit_decay.images.class_names import class_list
 from uvit_decay.runtime.errors import UserError, check_numbers
 from uvit_decay.runtime.random import generator
 from uvit_decay.runtime.typed import check_types

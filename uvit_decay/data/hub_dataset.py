@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from uvit_decay.class_names import class_hash
 from uvit_decay.data.archives import DAMAGED, open_file
 from uvit_decay.data.fingerprint import MOST_COMPARED, spread
 from uvit_decay.data.folder import Images
 from uvit_decay.data.image_files import Listing
+from uvit_decay.images.class_names import class_hash
 from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.files import at_home
 from uvit_decay.runtime.typed import check_types

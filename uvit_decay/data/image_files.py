@@ -18,9 +18,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from uvit_decay.class_names import class_hash
 from uvit_decay.data.archives import ArchiveIndex, file_states, find, open_members
 from uvit_decay.data.decoding import Crop, centre_crop, check_shape, decode, formats, open_image
+from uvit_decay.images.class_names import class_hash
 from uvit_decay.runtime.concurrency import in_threads
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import at_home

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
+from uvit_decay.generation.options import PrecisionOption
 from uvit_decay.representations.options import TIMM
 from uvit_decay.runtime.command_line import Bounds
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.sampling_options import PrecisionOption
 
 if TYPE_CHECKING:
     from uvit_decay.metrics.extractors import Extractor

@@ -19,10 +19,10 @@ from uvit_decay.data.decoding import centre_crop
 from uvit_decay.data.folder import OnDisk
 from uvit_decay.data.image_files import Listing, list_images, read, size_of
 from uvit_decay.evaluation import npz
+from uvit_decay.generation.samples import PATHS, Samples
 from uvit_decay.runtime.distributed import COMPARED
 from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.random import subset
-from uvit_decay.samples import PATHS, Samples
 
 LOSSY = (".jpg", ".jpeg")
 MOST_CLASSES = 100_000  # limit of the labels of an array

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from uvit_decay.image_io import to_float
+from uvit_decay.images.io import to_float
 from uvit_decay.metrics.extractors import Extractor, Features
 from uvit_decay.representations.pooled import PooledNetwork, open_pooled
 from uvit_decay.runtime.tensor_files import digest

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from uvit_decay.class_names import in_words
 from uvit_decay.evaluation.extract import SHOWN
 from uvit_decay.evaluation.feature_store import FeatureStore
 from uvit_decay.evaluation.generation import Comparison
@@ -18,7 +17,8 @@ from uvit_decay.evaluation.image_sources import ImageSource
 from uvit_decay.evaluation.metric_table import format_title
 from uvit_decay.evaluation.report_html import Ceiling, Neighbours, Report, write_html
 from uvit_decay.evaluation.statistics_file import Reference
-from uvit_decay.image_io import grid_columns, save_npz
+from uvit_decay.images.class_names import in_words
+from uvit_decay.images.io import grid_columns, save_npz
 from uvit_decay.metrics.precision_recall import find_covered, nearest
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.files import check_writable, claim_paths

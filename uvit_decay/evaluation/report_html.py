@@ -14,9 +14,9 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
 
-from uvit_decay.class_names import in_words, synonyms
 from uvit_decay.evaluation.metric_table import CONSISTENCY, OF_LABELS, collect_values, format_title
-from uvit_decay.image_io import labelled_grid, to_pil
+from uvit_decay.images.class_names import in_words, synonyms
+from uvit_decay.images.io import labelled_grid, to_pil
 from uvit_decay.runtime.files import replacing
 
 ALL_CLASSES = 100  # largest number of classes that are all shown

@@ -15,12 +15,12 @@ from diffusers.configuration_utils import register_to_config
 from PIL import Image
 from torch import Tensor, nn
 
-from uvit_decay.autoencoder import LatentSpace, decode_slices
 from uvit_decay.diffusion.noise_path import GVP, VP, DDPMLinear, Linear, SDDiscrete
 from uvit_decay.diffusion.prediction import Prediction
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling, decoding_precision, trajectory
 from uvit_decay.diffusion.sde import SDE
-from uvit_decay.image_io import to_pil, to_uint8
+from uvit_decay.images.autoencoder import LatentSpace, decode_slices
+from uvit_decay.images.io import to_pil, to_uint8
 from uvit_decay.nn.base import DecayedNet
 from uvit_decay.nn.sit import SiT
 from uvit_decay.nn.uvit import UViT

@@ -14,19 +14,19 @@ from huggingface_hub import ModelCardData
 from safetensors import SafetensorError
 
 from uvit_decay import __version__
-from uvit_decay.autoencoder import Autoencoder, decoder
 from uvit_decay.checkpoint import Checkpoint, load
 from uvit_decay.checkpoint.io import INDEX, KEY, WEIGHTS
 from uvit_decay.checkpoint.official.common import IMPORTED
-from uvit_decay.class_names import synonyms
+from uvit_decay.generation.options import Weights
 from uvit_decay.hub.bundle import bundle
 from uvit_decay.hub.denoiser import DecayedDenoiser, SiTDenoiser, UViTDenoiser
 from uvit_decay.hub.pipeline import DecayPipeline, code_of, write_files
+from uvit_decay.images.autoencoder import Autoencoder, decoder
+from uvit_decay.images.class_names import synonyms
 from uvit_decay.runtime.errors import UserError, escape_unprintable, explain
 from uvit_decay.runtime.files import LOCK, check_writable, claim_paths, writing
 from uvit_decay.runtime.tensor_files import load_tensors, save_tensors
 from uvit_decay.runtime.typed import check_types
-from uvit_decay.sampling_options import Weights
 
 README = "README.md"
 TAG = "decayed-identity-shortcuts"  # in the metadata of README.md

@@ -19,7 +19,7 @@ from einops import repeat
 from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor, nn
 
-from uvit_decay.image_io import to_float
+from uvit_decay.images.io import to_float
 from uvit_decay.metrics import resize
 from uvit_decay.runtime.compilation import check_compile
 from uvit_decay.runtime.distributed import cpu_threads

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from uvit_decay import checkpoint
-from uvit_decay.autoencoder import LatentSpace
 from uvit_decay.checkpoint.io import read_third_party
 from uvit_decay.diffusion.noise_path import NoisePath
+from uvit_decay.generation.options import LoadingOptions
+from uvit_decay.images.autoencoder import LatentSpace
 from uvit_decay.nn.embed import PixelScale
 from uvit_decay.nn.intermediates import Layer, block_layers
 from uvit_decay.representations.options import TIMM
@@ -26,7 +27,6 @@ from uvit_decay.runtime.files import at_home
 from uvit_decay.runtime.tensor_files import check_weights, mismatch
 from uvit_decay.runtime.typed import check_types
 from uvit_decay.runtime.validation import as_type
-from uvit_decay.sampling_options import LoadingOptions
 
 if TYPE_CHECKING:  # timm is slow to import, and data are Lightning's
     from timm.models.vision_transformer import VisionTransformer

@@ -7,10 +7,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Literal
 
+from uvit_decay.generation.options import LARGEST_GRID, Count, LoadingOptions, Seed
 from uvit_decay.runtime.command_line import Bounds, check_bounds
 from uvit_decay.runtime.errors import UserError, check_numbers
 from uvit_decay.runtime.typed import check_types
-from uvit_decay.sampling_options import LARGEST_GRID, Count, LoadingOptions, Seed
 
 TIMES = (0.01, 0.03, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
 TIME = 0.1  # noise level of a denoiser's images where a command reads a single one

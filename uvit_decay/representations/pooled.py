@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from uvit_decay.generation.options import LoadingOptions
 from uvit_decay.nn.base import DecayedNet
 from uvit_decay.nn.embed import PixelScale
 from uvit_decay.nn.intermediates import HasIntermediates, PoolsFeatures, pooled, states_of
@@ -31,7 +32,6 @@ from uvit_decay.representations.networks import (
 from uvit_decay.representations.options import TIMM
 from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.files import at_home
-from uvit_decay.sampling_options import LoadingOptions
 
 Output = tuple[Float[Tensor, "b d"], Float[Tensor, "b k"] | None]  # features and logits
 DEFAULT_POOL = "mean of the patch tokens after the last block"

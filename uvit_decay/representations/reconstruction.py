@@ -11,7 +11,7 @@ from jaxtyping import Float, UInt8
 from PIL.Image import Image
 from torch import Tensor, nn
 
-from uvit_decay.image_io import labelled_grid, to_uint8
+from uvit_decay.images.io import labelled_grid, to_uint8
 from uvit_decay.nn import MAE
 from uvit_decay.nn.embed import unpatchify
 from uvit_decay.nn.mae import visible_patches

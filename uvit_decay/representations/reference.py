@@ -11,8 +11,9 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from uvit_decay.autoencoder import Autoencoder, decoder
-from uvit_decay.image_io import to_float
+from uvit_decay.generation.options import LoadingOptions
+from uvit_decay.images.autoencoder import Autoencoder, decoder
+from uvit_decay.images.io import to_float
 from uvit_decay.nn.embed import without_autocast
 from uvit_decay.representations.features import TokenReader, final_norm
 from uvit_decay.representations.networks import ProbedNetwork, fit_pictures, open_network
@@ -22,7 +23,6 @@ from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.precision import Precision
 from uvit_decay.runtime.random import subset
 from uvit_decay.runtime.typed import check_types
-from uvit_decay.sampling_options import LoadingOptions
 
 if TYPE_CHECKING:  # data are Lightning's
     from uvit_decay.data import ImageData

@@ -10,8 +10,8 @@ import torch
 from lightning.pytorch import LightningModule
 
 from uvit_decay.checkpoint.io import KEY, ModelCard, check_ours
-from uvit_decay.class_names import class_hash
 from uvit_decay.data.datamodule import ImageData
+from uvit_decay.images.class_names import class_hash
 from uvit_decay.runs.form import MALFORMED, check_form, check_tensors
 from uvit_decay.runs.settings import (
     DECIDES,

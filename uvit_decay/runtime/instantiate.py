@@ -13,6 +13,22 @@ from typing import Any, get_type_hints
 from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.validation import as_type
 
+# Modules whose classes are elsewhere since commit 72e8659: files may name them by these paths -> where they are now.
+FORMER = {
+    "uvit_decay.callbacks.run_log": "uvit_decay.callbacks",
+    "uvit_decay.tasks.auxiliary": "uvit_decay.tasks",
+    "uvit_decay.tasks.dispersive": "uvit_decay.tasks",
+    "uvit_decay.tasks.layersync": "uvit_decay.tasks",
+    "uvit_decay.tasks.optimization": "uvit_decay.tasks",
+    "uvit_decay.tasks.repa": "uvit_decay.tasks",
+}
+
+
+def current_path(class_path: str) -> str:
+    """Return the path that a class has today, given its path in a file of this or of an earlier version."""
+    module, _, name = class_path.rpartition(".")
+    return f"{FORMER[module]}.{name}" if module in FORMER else class_path
+
 
 class Trusted(str):
     """The name of a module or a class from elsewhere, by --trust: found in the working folder, too, and imported.
@@ -74,7 +90,7 @@ def build(spec: Spec, base: type, home: str, trusted: Sequence[str] = (), where:
         trusted: names of further classes that may be built, or of modules whose classes may all be built.
         where: name of the file in errors.
     """
-    name = spec.class_path
+    name = current_path(spec.class_path)
     if not (spec.is_from(home) or any(name == other or spec.is_from(other) for other in trusted)):
         raise UserError(
             f"{where} names {name}, which is not part of uvit_decay: to allow it, add --trust {name}, or in Python "

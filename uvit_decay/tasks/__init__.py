@@ -3,15 +3,15 @@
 from uvit_decay.runtime.program import lazy
 
 MODULES = {
-    "AuxiliaryLoss": "auxiliary",
+    "AuxiliaryLoss": "losses.auxiliary",
     "Task": "base",
     "ClassifyTask": "classify",
     "DiffusionTask": "diffusion",
-    "DispersiveLoss": "dispersive",
-    "LayerSync": "layersync",
+    "DispersiveLoss": "losses.dispersive",
+    "LayerSync": "losses.layersync",
     "MAETask": "mae",
-    "Optimization": "optimization",
-    "REPA": "repa",
+    "Optimization": "optim.options",
+    "REPA": "losses.repa",
 }
 __all__ = list(MODULES)
 # The first use of a name imports all modules, so that a search for subclasses of Task or AuxiliaryLoss finds them.

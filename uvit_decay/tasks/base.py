@@ -37,11 +37,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from uvit_decay.checkpoint.io import KEY, ModelCard, StoredModel, load
-from uvit_decay.class_names import class_hash
 from uvit_decay.data.batches import Batch
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.diffusion.sampling import Sampling
+from uvit_decay.generation.options import Weights
+from uvit_decay.images.class_names import class_hash
 from uvit_decay.nn.base import check_attributes
 from uvit_decay.runs.counters import run_length
 from uvit_decay.runs.restore import restore_run
@@ -51,19 +52,18 @@ from uvit_decay.runtime.compilation import check_compile
 from uvit_decay.runtime.errors import UserError, check_whole
 from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.runtime.precision import check_training_precision
-from uvit_decay.sampling_options import Weights
-from uvit_decay.tasks.auxiliary import PREFIX, AuxiliaryLoss, AuxiliaryLosses, Observed
-from uvit_decay.tasks.clipping import clip
-from uvit_decay.tasks.compilation import compile_net
 from uvit_decay.tasks.data_match import check_match
-from uvit_decay.tasks.ddp import check_gradients
 from uvit_decay.tasks.finite import LossGuard, check_finite
 from uvit_decay.tasks.init_from import adapt, read_initial
 from uvit_decay.tasks.loader_data import LoaderData
-from uvit_decay.tasks.optimization import Optimization
+from uvit_decay.tasks.losses.auxiliary import PREFIX, AuxiliaryLoss, AuxiliaryLosses, Observed
+from uvit_decay.tasks.optim.clipping import clip
+from uvit_decay.tasks.optim.options import Optimization
+from uvit_decay.tasks.optim.schedule import Schedule
 from uvit_decay.tasks.own import expected_state, name_own_state, own_parameters
-from uvit_decay.tasks.schedule import Schedule
-from uvit_decay.tasks.sharding import Sharded, average_gradients, original_class
+from uvit_decay.tasks.parallel.compilation import compile_net
+from uvit_decay.tasks.parallel.ddp import check_gradients
+from uvit_decay.tasks.parallel.sharding import Sharded, average_gradients, original_class
 from uvit_decay.tasks.utilisation import Utilisation
 
 AUTO = "auto"

@@ -24,15 +24,15 @@ from uvit_decay.diffusion.prediction import (
     training_times,
 )
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
+from uvit_decay.generation.options import Weights
 from uvit_decay.nn.resnet import ResNet
 from uvit_decay.nn.vit import Encoder
 from uvit_decay.runtime.errors import UserError, check_numbers
 from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.runtime.random import normal, uniform
 from uvit_decay.runtime.typed import check_types
-from uvit_decay.sampling_options import Weights
-from uvit_decay.tasks.auxiliary import AuxiliaryLoss
 from uvit_decay.tasks.base import AUTO, Optimization, Task
+from uvit_decay.tasks.losses.auxiliary import AuxiliaryLoss
 
 
 @check_types

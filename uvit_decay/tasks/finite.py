@@ -9,8 +9,8 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.tasks.optimization import Optimization
-from uvit_decay.tasks.sharding import local_shard
+from uvit_decay.tasks.optim.options import Optimization
+from uvit_decay.tasks.parallel.sharding import local_shard
 
 NEVER = 2**62  # a step that is never reached
 KEPT = "the last good checkpoint is kept"

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from uvit_decay.data.batches import Batch
-from uvit_decay.image_io import to_float, to_uint8
+from uvit_decay.images.io import to_float, to_uint8
 from uvit_decay.runtime.errors import UserError
 
 WANTED = "pass a DataLoader of (images, labels), or a data module of uvit_decay.data"

@@ -10,8 +10,8 @@ from uvit_decay.data.batches import Batch
 from uvit_decay.nn.mae import MAE, visible_patches
 from uvit_decay.runtime.random import uniform
 from uvit_decay.runtime.typed import check_types
-from uvit_decay.tasks.auxiliary import AuxiliaryLoss
 from uvit_decay.tasks.base import AUTO, Optimization, Task
+from uvit_decay.tasks.losses.auxiliary import AuxiliaryLoss
 
 
 @check_types

@@ -20,7 +20,7 @@ from torch.func import functional_call
 
 from uvit_decay.data.batches import Batch
 from uvit_decay.runtime.errors import one_line
-from uvit_decay.tasks.sharding import skeleton
+from uvit_decay.tasks.parallel.sharding import skeleton
 
 DTYPES = {"bf16-mixed": torch.bfloat16, "bf16-true": torch.bfloat16, "64-true": torch.float64}  # by precision
 SECONDS = 0.1  # least time of the timed products

@@ -12,13 +12,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from uvit_decay.autoencoder import LatentSpace
 from uvit_decay.checkpoint.detect import PREFIX
 from uvit_decay.checkpoint.import_options import ImportOptions, PathName
 from uvit_decay.checkpoint.io import ModelCard, remove_prefix
 from uvit_decay.diffusion.noise_path import GVP, VP, DDPMLinear, Linear, NoisePath, SDDiscrete
 from uvit_decay.diffusion.prediction import Prediction
 from uvit_decay.diffusion.sampling import Sampling
+from uvit_decay.generation.options import Weights
+from uvit_decay.images.autoencoder import LatentSpace
 from uvit_decay.nn.mae import MAE
 from uvit_decay.nn.sit import SiT
 from uvit_decay.nn.uvit import UViT
@@ -27,7 +28,6 @@ from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.runtime.tensor_files import mismatch
 from uvit_decay.runtime.validation import as_type
-from uvit_decay.sampling_options import Weights
 
 PATHS: dict[PathName, NoisePath] = {
     "linear": Linear(),

@@ -32,10 +32,10 @@ from uvit_decay.checkpoint.official.common import (
 )
 from uvit_decay.diffusion.protocols import protocol_sampling
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
+from uvit_decay.generation.options import Weights
 from uvit_decay.nn.sit import SiT
 from uvit_decay.nn.sizes import SIT_SIZES
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.sampling_options import Weights
 
 ENTRIES: dict[Weights, str] = {"ema": "ema", "raw": "model"}  # entries of a training file
 ARGUMENTS: dict[str, tuple[str, dict[str, str]]] = {  # argument of a training run: (option, its values)

@@ -22,12 +22,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from uvit_decay.autoencoder import Autoencoder, LatentSpace
-from uvit_decay.class_names import class_hash
 from uvit_decay.data.folder import OnDisk
 from uvit_decay.data.image_files import Listing
 from uvit_decay.data.latents.manifest import Manifest, Sums, read, statistics
 from uvit_decay.data.latents.shards import Shard, check_shard, crc32, read_sums, write_labels, write_shard
+from uvit_decay.images.autoencoder import Autoencoder, LatentSpace
+from uvit_decay.images.class_names import class_hash
 from uvit_decay.runtime.distributed import COMPARED, Processes
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import check_writable, claim_paths, remove_remains

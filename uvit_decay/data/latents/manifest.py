@@ -17,9 +17,9 @@ from einops import rearrange
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
-from uvit_decay.autoencoder import PER_CHANNEL, LatentSpace
-from uvit_decay.class_names import class_hash
-from uvit_decay.image_io import to_float
+from uvit_decay.images.autoencoder import PER_CHANNEL, LatentSpace
+from uvit_decay.images.class_names import class_hash
+from uvit_decay.images.io import to_float
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.validation import as_type, read_json, write_json
 

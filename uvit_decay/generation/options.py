@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from uvit_decay.class_names import class_numbers
+from uvit_decay.images.class_names import class_numbers
 from uvit_decay.runtime.command_line import Advanced, Bounds, check_bounds
 from uvit_decay.runtime.errors import MOST_SEED, UserError
 from uvit_decay.runtime.instantiate import Trusted

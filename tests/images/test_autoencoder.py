@@ -12,9 +12,9 @@ from diffusers import AutoencoderDC, AutoencoderKL, AutoencoderTiny
 from refusals import raises_user_error
 from safetensors.torch import load_file, save_file
 
-from uvit_decay import autoencoder
-from uvit_decay.autoencoder import Autoencoder, LatentSpace, decoder
-from uvit_decay.image_io import to_float, to_uint8
+from uvit_decay.images import autoencoder
+from uvit_decay.images.autoencoder import Autoencoder, LatentSpace, decoder
+from uvit_decay.images.io import to_float, to_uint8
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.validation import as_type
 

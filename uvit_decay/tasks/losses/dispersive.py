@@ -14,8 +14,8 @@ from uvit_decay.data.datamodule import ImageData
 from uvit_decay.nn.intermediates import layer_indices
 from uvit_decay.runtime.errors import UserError, check_numbers
 from uvit_decay.runtime.typed import check_types
-from uvit_decay.tasks.auxiliary import AuxiliaryLoss
 from uvit_decay.tasks.loader_data import LoaderData
+from uvit_decay.tasks.losses.auxiliary import AuxiliaryLoss
 
 Version = Literal["jax", "pytorch"]
 Length = Literal["kept", "free"]

@@ -11,7 +11,7 @@ from uvit_decay.data.batches import Batch
 from uvit_decay.nn.intermediates import layer_indices
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.typed import check_types
-from uvit_decay.tasks.auxiliary import AuxiliaryLoss
+from uvit_decay.tasks.losses.auxiliary import AuxiliaryLoss
 
 # Number of blocks -> student and reference block of the paper, counted from 1.
 PUBLISHED = {28: (8, 16), 24: (8, 18)}

@@ -12,16 +12,16 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 
-from uvit_decay import image_io
-from uvit_decay.class_names import in_words
+from uvit_decay.generation.options import LARGEST_GRID
+from uvit_decay.generation.samples import PATHS, Samples
+from uvit_decay.images import io as image_io
+from uvit_decay.images.class_names import in_words
 from uvit_decay.runtime.distributed import Processes, batches
 from uvit_decay.runtime.download import checksum
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import check_writable, remove_remains
 from uvit_decay.runtime.progress import Work, terminal_width, track
 from uvit_decay.runtime.validation import read_json, write_json
-from uvit_decay.samples import PATHS, Samples
-from uvit_decay.sampling_options import LARGEST_GRID
 
 METADATA = "sampling.json"  # in a folder of samples
 

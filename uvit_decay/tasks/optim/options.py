@@ -16,8 +16,8 @@ from uvit_decay.runs.settings import ALTERNATIVES
 from uvit_decay.runtime.errors import UserError, check_numbers, check_whole
 from uvit_decay.runtime.optimizers import MUON
 from uvit_decay.runtime.typed import check_types
-from uvit_decay.tasks.optimizer_table import ARGUMENTS, FLAG, MOMENTUM, OPTIMIZERS, build_class
-from uvit_decay.tasks.rate_over_gain import RateFactors, RowSteps, rate_factors
+from uvit_decay.tasks.optim.rate_over_gain import RateFactors, RowSteps, rate_factors
+from uvit_decay.tasks.optim.table import ARGUMENTS, FLAG, MOMENTUM, OPTIMIZERS, build_class
 
 DecayOn = Literal["all", "matrices", "layers"]
 Annealing = Literal["constant", "cosine", "wsd"]
@@ -77,7 +77,7 @@ class Optimization:
         rate_over_gain: divide the learning rate of the last layer of each branch, or of its gate in SiT and DiT, by the
             branch's gain, beta / P with P the product of the alphas up to it, so that each branch moves as in the
             plain network; of a ResNet's classifier, by P. With sgd the rate is divided by the square. It does not work
-            with lars, nor with muon for networks with gates: see `uvit_decay.tasks.rate_over_gain`.
+            with lars, nor with muon for networks with gates: see `uvit_decay.tasks.optim.rate_over_gain`.
     """
 
     lr: float | None = None

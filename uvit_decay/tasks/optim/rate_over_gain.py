@@ -29,7 +29,7 @@ from torch.optim import Optimizer
 
 from uvit_decay.nn.base import DecayedNet
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.tasks.sharding import local_shard, shard_like
+from uvit_decay.tasks.parallel.sharding import local_shard, shard_like
 
 
 @dataclass(frozen=True)

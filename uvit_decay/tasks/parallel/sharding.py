@@ -21,8 +21,8 @@ from torch.optim import Optimizer
 
 from uvit_decay.nn.intermediates import layer_blocks
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.tasks.ddp import Replicated, explain_missing_gradient
 from uvit_decay.tasks.own import own_tensors
+from uvit_decay.tasks.parallel.ddp import Replicated, explain_missing_gradient
 
 
 class Sharded(Replicated):

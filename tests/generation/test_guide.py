@@ -15,8 +15,8 @@ from uvit_decay.checkpoint import load
 from uvit_decay.data import Digits
 from uvit_decay.diffusion.noise_path import VP, Linear
 from uvit_decay.diffusion.sampling import Sampling
-from uvit_decay.samples import Samples
-from uvit_decay.sampling_options import SamplingOptions
+from uvit_decay.generation.options import SamplingOptions
+from uvit_decay.generation.samples import Samples
 
 DIGITS = tuple("0123456789")
 

@@ -11,19 +11,19 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from uvit_decay.autoencoder import decoder
 from uvit_decay.checkpoint import Checkpoint, ModelCard, load
 from uvit_decay.checkpoint.io import weights_file
 from uvit_decay.diffusion.denoiser import CompiledNet, NFECounter
 from uvit_decay.diffusion.protocols import mark_protocol, protocol_sampling
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling, generate_uint8
-from uvit_decay.guide import Guide
-from uvit_decay.image_io import to_uint8
+from uvit_decay.generation.guide import Guide
+from uvit_decay.generation.options import SamplingOptions
+from uvit_decay.images.autoencoder import decoder
+from uvit_decay.images.io import to_uint8
 from uvit_decay.runtime.distributed import cpu_threads, pick_device
 from uvit_decay.runtime.errors import check_whole
 from uvit_decay.runtime.random import ROWS, list_whole_numbers, uniform
 from uvit_decay.runtime.typed import check_types
-from uvit_decay.sampling_options import SamplingOptions
 
 TINY = 5_000_000  # parameters
 PATHS = ("checkpoint", "guide")  # keys of the metadata that may differ: checksums identify these files

@@ -25,7 +25,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from uvit_decay.image_io import to_float, to_uint8
+from uvit_decay.images.io import to_float, to_uint8
 from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.tensor_files import digest
 

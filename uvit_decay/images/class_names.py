@@ -91,7 +91,7 @@ def _wordnet() -> ImageNetInfo:
     return ImageNetInfo()
 
 
-_LISTS = Path(__file__).parent / "data" / "class_lists"
+_LISTS = Path(__file__).parents[1] / "data" / "class_lists"
 
 
 def class_list(name_or_path: str | Path) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
-from uvit_decay.tasks.sharding import full_tensor
+from uvit_decay.tasks.parallel.sharding import full_tensor
 
 
 def clip(optimizer: Optimizer, bound: float, algorithm: str, needs_norm: bool) -> Tensor | None:

@@ -1,0 +1,1 @@
+"""Auxiliary losses of token states, which are added to the loss of a task."""

@@ -1,0 +1,1 @@
+"""Training on several devices, and compiled networks: DDP, sharding, and when torch compiles again."""
