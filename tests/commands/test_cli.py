@@ -8,7 +8,7 @@ from jsonargparse import Namespace
 from refusals import find_line
 
 from uvit_decay.checkpoint import load
-from uvit_decay.commands.checks import reset_alpha_min, unclip_latents
+from uvit_decay.commands.complete import reset_alpha_min, unclip_latents
 
 SMALL = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.max_steps=2", "--trainer.limit_val_batches=1"]
 HUGE = str(10**22)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pkgutil
 import re
 from collections.abc import Sequence
 from itertools import pairwise
@@ -14,15 +13,11 @@ import torch
 import yaml
 from jsonargparse import Namespace, get_loader, set_loader, set_parsing_settings
 from lightning.pytorch.cli import LightningArgumentParser
-from lightning.pytorch.utilities import rank_zero_info
 
 import uvit_decay
 from uvit_decay import diffusion
 from uvit_decay.commands.fit_help import FIT_FLAGS, list_configs
 from uvit_decay.commands.messages import NAMEABLE, PRECISIONS, TAKEN, describe_error
-from uvit_decay.data import Digits
-from uvit_decay.data.latents.module import Latents
-from uvit_decay.decay import DEPTH_ATTENTION, SHORTCUTS
 from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole, explain
 from uvit_decay.runtime.instantiate import current_path
 from uvit_decay.runtime.program import find_config
@@ -32,7 +27,7 @@ CALLERS = "lightning.pytorch.callbacks.lambda_function"  # its class calls any f
 YAML = get_loader("yaml")
 SHARDING = ("fsdp", "deepspeed", "modelparallel")  # words in the names of Lightning's strategies that shard
 FLAGS = ("-c", "--config")
-CLIP_FLAG = re.compile(r"--model(\.init_args)?\.sampling(\.init_args)?(\.clip\b|[ =]\S*clip\b)")
+READ_NULL = re.compile(r"=None$")
 SHORTENED = {"uvit_decay": uvit_decay.MODULES, "uvit_decay.diffusion": diffusion.MODULES}  # packages with short paths
 SHORT_PATH = re.compile(r"(?<=class_path: )(uvit_decay(?:\.diffusion)?)\.([A-Za-z]+)$", re.MULTILINE)
 REFUSED = {  # flags of the trainer that do not do here what they say -> what to use
@@ -59,9 +54,18 @@ class Parser(LightningArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         flags = list(self._option_string_actions)
-        # Without --seed_everything this is the parser of a class, which parses a part of a flag.
-        common = FIT_FLAGS if "--seed_everything" in flags else ()
+        common = () if self._parses_parts() else FIT_FLAGS
         raise UserError(describe_error(message, flags, self._actions, common)) from ex
+
+    def _parses_parts(self) -> bool:
+        """Return whether this is the parser of a class, which parses parts of flags: net.depth of --model.net.depth."""
+        return "--seed_everything" not in self._option_string_actions
+
+    def parse_args(self, args: Sequence[str] | None = None, *others: Any, **options: Any) -> Namespace:
+        """Parse flags; in a part of a flag jsonargparse writes null, which it has read already, as None."""
+        if args is not None and self._parses_parts():
+            args = [READ_NULL.sub("=null", word) for word in args]
+        return super().parse_args(args, *others, **options)
 
     def dump(self, *args: Any, **options: Any) -> str:
         """Return the text of a configuration, with the class paths that all versions write.
@@ -149,122 +153,6 @@ def _find_checked_config(name: str) -> str:
         known = ", ".join(list_configs())
         raise UserError(f"--config {name}: File does not exist; configurations of the package are {known}")
     return found
-
-
-def unclip_latents(config: Namespace, words: Sequence[str]) -> None:
-    """Switch off `sampling.clip` of a configuration if the data are latents, unless the command line sets it.
-
-    Clipping to [-1, 1] is for pixels; latents of unit variance exceed this range.
-
-    Args:
-        config: settings of a run; changed in place.
-        words: the command line.
-    """
-    sampling = config.model.init_args.get("sampling")
-    if not sampling or not sampling.get("clip") or not _is_latents(config.data.class_path):
-        return
-    if CLIP_FLAG.search(" ".join(words)):
-        rank_zero_info("warning: --model.sampling.clip clamps latents to [-1, 1] in sampling; it is meant for pixels")
-        return
-    sampling.clip = None
-    rank_zero_info("sampling.clip of the configuration is off: it is for pixels, --model.sampling.clip true forces it")
-
-
-def _is_latents(class_path: str) -> bool:
-    """Return whether a data module in a parsed configuration reads latents."""
-    return issubclass(pkgutil.resolve_name(class_path), Latents)
-
-
-def reset_alpha_min(config: Namespace, words: Sequence[str]) -> None:
-    """Set alpha_min to 1 for a schedule of the command line that has none, unless the command line sets it.
-
-    The alpha_min of a configuration belongs to the schedule of this configuration.
-
-    Args:
-        config: the run's configuration, in which `alpha_min` of the network is replaced.
-        words: the command line.
-    """
-    sets_schedule = _sets_network_argument(words, "schedule")
-    sets_alpha_min = _sets_network_argument(words, "alpha_min")
-    if not sets_schedule or sets_alpha_min:
-        return
-    arguments = config.model.get("init_args.net.init_args")
-    if arguments is None or arguments.get("alpha_min") in (None, 1.0):
-        return
-    schedule = arguments.get("schedule")
-    if isinstance(schedule, str) and _lacks_alpha_min(schedule):
-        arguments["alpha_min"] = 1.0
-        rank_zero_info(f"--model.net.alpha_min 1, because schedule {schedule} has no alpha_min")
-
-
-def _lacks_alpha_min(schedule: str) -> bool:
-    """Return whether a schedule is known to have no alpha_min; False for unknown names."""
-    if schedule in DEPTH_ATTENTION:
-        return True
-    kind = SHORTCUTS.get(schedule)
-    return kind is not None and not kind.falls
-
-
-def _sets_network_argument(words: Sequence[str], name: str) -> bool:
-    """Return whether a flag of the command line sets this argument of the network."""
-    flag = re.compile(rf"--model\.(init_args\.)?net\.(init_args\.)?{name}(=.*)?", re.DOTALL)
-    return any(flag.fullmatch(word) for word in words)
-
-
-def take_network_size(config: Namespace, words: Sequence[str], default: Path) -> None:
-    """Crop images to the network's size if the data take any size and none was set.
-
-    A size in the `default` configuration, which is used without --config, is not one that the user has set.
-
-    Args:
-        config: the run's configuration, in which `data.init_args.image_size` is replaced if it is null.
-        words: the command line.
-        default: path of the default configuration.
-    """
-    arguments = config.data.get("init_args") or {}
-    size = config.model.get("init_args.net.init_args.image_size")
-    if "image_size" not in arguments or arguments["image_size"] is not None or size is None:
-        return
-    if _sets_network_argument(words, "image_size") or _has_own_config(config, default):
-        arguments["image_size"] = size
-        rank_zero_info(f"images are cropped to {size}x{size}, the network's size; --data.image_size sets another")
-
-
-def _has_own_config(config: Namespace, default: Path) -> bool:
-    """Return whether a --config differs from the default configuration."""
-    paths = [Path(str(path)).resolve() for path in config.get("config") or ()]
-    return any(path != default.resolve() for path in paths)
-
-
-def size_evaluations(config: Namespace, words: Sequence[str], default: Path) -> None:
-    """Size metrics and probes of the `default` configuration to the data and the run if the data are not the digits.
-
-    The numbers in the default configuration are for the digits and its own length. Callbacks that the command line sets
-    keep theirs.
-
-    Args:
-        config: the run's configuration, in which numbers of callbacks are replaced by null.
-        words: the command line.
-        default: path of the default configuration.
-    """
-    flags = {word.partition("=")[0] for word in words}
-    if flags & {"--trainer", "--trainer.callbacks"} or _has_own_config(config, default):
-        return
-    if pkgutil.resolve_name(config.data.class_path) is Digits:
-        return
-    first: dict[str, Namespace] = {}  # callbacks that are appended by --trainer.callbacks+ come later
-    for callback in config.trainer.callbacks or ():
-        name = callback.class_path.rpartition(".")[2]
-        first.setdefault(name, callback)
-    if "GenerationMetrics" in first:
-        arguments = first["GenerationMetrics"].init_args
-        arguments.num = None
-        extractor = arguments.extractor
-        if not isinstance(extractor, str) and "steps" in extractor.init_args:
-            extractor.init_args.steps = None
-    if "LinearProbes" in first:
-        first["LinearProbes"].init_args.max_train = None
-    rank_zero_info("metrics and probes are sized to the data and the run (docs/training.md)")
 
 
 def check_values(config: Namespace) -> None:

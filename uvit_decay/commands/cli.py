@@ -7,7 +7,8 @@ import re
 import threading
 import traceback
 import warnings
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,16 +23,8 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from tensorboard.summary.writer.event_file_writer import _AsyncWriterThread
 
 from uvit_decay.callbacks import Progress  # imports all callbacks, so that flags may name them without the module
-from uvit_decay.commands.checks import (
-    Parser,
-    check_values,
-    limit,
-    locate,
-    reset_alpha_min,
-    size_evaluations,
-    take_network_size,
-    unclip_latents,
-)
+from uvit_decay.commands.checks import Parser, check_values, limit, locate
+from uvit_decay.commands.complete import complete
 from uvit_decay.commands.nodes import check_nodes
 from uvit_decay.data import ImageData
 from uvit_decay.nn import ImageNetwork  # noqa: F401  imports all networks, for the same reason
@@ -128,7 +121,7 @@ class CLI(LightningCLI):
         parser.add_argument("--resume.allow", type=list[str] | str, default=[], help=words)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parse the arguments, and check what Lightning would reject only later."""
+        """Parse the arguments, check what Lightning would reject only later, and complete the configuration."""
         trust_parser = OneLineParser(add_help=False, allow_abbrev=False)
         trust_parser.add_argument("--trust", action="append", default=[], type=Trusted)
         given, rest = trust_parser.parse_known_args(args)
@@ -136,12 +129,9 @@ class CLI(LightningCLI):
         with explain("a --config is no text file", UnicodeDecodeError):
             self.config = parser.parse_args(locate(rest))
         config = self.config[self.config.subcommand]
-        default = find_bundled(DEFAULT_CONFIG)
         check_values(config)
-        unclip_latents(config, rest)
-        reset_alpha_min(config, rest)
-        take_network_size(config, rest, default)
-        size_evaluations(config, rest, default)
+        with _explain_instantiation():  # of the data module
+            self._opened = complete(config, rest, find_bundled(DEFAULT_CONFIG))
 
     def _choose_precision(self, loggers: list[Any]) -> str | None:
         """Return the precision that is asked for, which is saved; by default bf16-mixed where it is no slower.
@@ -186,20 +176,14 @@ class CLI(LightningCLI):
         return before is not None and before.get("trainer.precision") != "bf16-mixed"
 
     def instantiate_classes(self) -> None:
-        """Turn a constructor's error into a UserError with its cause, which jsonargparse hides among other attempts."""
-        try:
+        """Turn errors of constructors into UserErrors."""
+        with _explain_instantiation():
             super().instantiate_classes()
-        except Exception as error:
-            cause: BaseException = error
-            while cause.__cause__ is not None and not isinstance(cause, UserError):
-                cause = cause.__cause__
-            if isinstance(cause, UserError):
-                raise cause from None
-            if command := INSTALL.search(str(cause)):
-                raise UserError(f"this configuration needs a package that is not installed: {command[1]}") from error
-            frame = traceback.extract_tb(cause.__traceback__)[-1]  # in case the class is at fault, not the user
-            where = f"{type(cause).__name__} at {Path(frame.filename).name}:{frame.lineno}"
-            raise UserError(f"this configuration cannot be built: {one_line(cause)} ({where})") from error
+
+    def after_instantiate_classes(self) -> None:
+        """Use the data module that was opened to find its sizes, because it has listed its files."""
+        if self._opened is not None:
+            self.datamodule = self._opened
 
     def instantiate_trainer(self, **options: Any) -> Trainer:
         """Add a run folder and our progress bar where the user has none; turn Lightning's errors into UserErrors.
@@ -301,6 +285,24 @@ class CLI(LightningCLI):
         values = flat(yaml.safe_load(text))
         settings = {name: value for name, value in values if name.startswith(EXPERIMENT)}
         return settings | digest_files(settings)
+
+
+@contextmanager
+def _explain_instantiation() -> Iterator[None]:
+    """Turn a constructor's error into a UserError with its cause, which jsonargparse hides among other attempts."""
+    try:
+        yield
+    except Exception as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None and not isinstance(cause, UserError):
+            cause = cause.__cause__
+        if isinstance(cause, UserError):
+            raise cause from None
+        if command := INSTALL.search(str(cause)):
+            raise UserError(f"this configuration needs a package that is not installed: {command[1]}") from error
+        frame = traceback.extract_tb(cause.__traceback__)[-1]  # in case the class is at fault, not the user
+        where = f"{type(cause).__name__} at {Path(frame.filename).name}:{frame.lineno}"
+        raise UserError(f"this configuration cannot be built: {one_line(cause)} ({where})") from error
 
 
 def as_list(value: Any) -> list[Any]:

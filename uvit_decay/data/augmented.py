@@ -104,7 +104,8 @@ class AugmentedImages(Images):
 
     Args:
         path: folder, zip or tar of the training images.
-        image_size: height and width in pixels. Null: on the command line the network's, if it is set, otherwise 224.
+        image_size: height and width in pixels. Null: on the command line the network's, if it is set, or if it is
+            null, too, the common size of the images, see `find_sizes`; otherwise 224.
         batch_size: global batch size, over all devices.
         augment: the random changes of training images.
         test_crop: the test crop scales the shorter side to image_size / test_crop and takes the centre; use 1 for small

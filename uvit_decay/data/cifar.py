@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from uvit_decay.data.batches import InMemory
-from uvit_decay.data.datamodule import ImageData
+from uvit_decay.data.datamodule import ImageData, Sizes
 from uvit_decay.runtime.download import download, verify
 from uvit_decay.runtime.errors import UserError, explain, one_line
 from uvit_decay.runtime.files import at_home
@@ -55,11 +55,20 @@ class _CIFAR(ImageData, ABC):
     def kind(self) -> str:
         """Name of torchvision's class."""
 
+    @property
+    @abstractmethod
+    def num_classes(self) -> int:
+        """Number of classes."""
+
     def official(self) -> type[datasets.CIFAR10]:
         """Return torchvision's class, which defines file names, URL and checksums."""
         from torchvision import datasets
 
         return getattr(datasets, self.kind)
+
+    def find_sizes(self) -> Sizes:
+        """Return the sizes of the data set, which may not be downloaded yet."""
+        return Sizes(self.image_size, self.channels, self.num_classes)
 
     def prepare_data(self) -> None:
         """Download the archive if `download` is set and the data is missing. Lightning calls this once per node."""
@@ -153,6 +162,7 @@ class CIFAR10(_CIFAR):
     """
 
     kind = "CIFAR10"
+    num_classes = 10
 
 
 @check_types
@@ -177,6 +187,11 @@ class CIFAR100(_CIFAR):
     ) -> None:
         super().__init__(path, download, **options)
         self.labels = labels
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes, or of groups."""
+        return 100 if self.labels == "fine" else 20
 
     @property
     def name(self) -> str:

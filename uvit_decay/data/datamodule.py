@@ -6,7 +6,7 @@ import os
 from abc import abstractmethod
 from functools import partial
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import LightningDataModule
@@ -21,6 +21,20 @@ from uvit_decay.runtime.errors import UserError, check_whole
 from uvit_decay.runtime.typed import check_types
 
 ON_DEVICE = 2**30  # bytes up to which an in-memory set is copied to each GPU
+
+
+class Sizes(NamedTuple):
+    """The sizes of a data set that a network for it has.
+
+    Args:
+        image_size: height and width in pixels, or in latent cells.
+        channels: channels of the images.
+        num_classes: number of classes; 0 for images without classes.
+    """
+
+    image_size: int
+    channels: int
+    num_classes: int
 
 
 @check_types
@@ -105,6 +119,16 @@ class ImageData(LightningDataModule):
     @abstractmethod
     def load(self) -> None:
         """Read the images and set `train`, `test` and `class_names`."""
+
+    def find_sizes(self) -> Sizes:
+        """Return the sizes of the data set, for which train.py builds a network whose sizes are null.
+
+        Unlike `setup` it is called before `prepare_data`. Data modules that know their sizes, or find them without
+        decoding images, override it; here, the images are loaded.
+        """
+        if self.train is None:
+            self.load()
+        return Sizes(self.image_size, self.channels, len(self.class_names))
 
     def network_input(self, stored: Tensor) -> Tensor:
         """Convert stored images to the input of networks: float32 (b, c, h, w)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -10,14 +11,17 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from uvit_decay.data.batches import ImageSet, InMemory
-from uvit_decay.data.datamodule import ImageData
+from uvit_decay.data.datamodule import ImageData, Sizes
 from uvit_decay.data.decoding import Crop, centre_crop
-from uvit_decay.data.fingerprint import hash_files, name_shared
-from uvit_decay.data.image_files import Listing, list_images, read
+from uvit_decay.data.fingerprint import hash_files, name_shared, spread
+from uvit_decay.data.image_files import Listing, common_side, list_images, read
 from uvit_decay.images.class_names import class_list
 from uvit_decay.runtime.errors import UserError, check_numbers
 from uvit_decay.runtime.random import generator
 from uvit_decay.runtime.typed import check_types
+
+MOST_MEASURED = 1000  # images whose headers are read to find their size
+MOST_SIDE = 1024  # pixels; larger images are rarely what a network is built for
 
 
 class OnDisk(ImageSet):
@@ -60,7 +64,8 @@ class Images(ImageData):
         test_path: folder, zip or tar with the same classes, for validation loss and probes.
         holdout: without a test_path, the share of each class that is held out of training as test images; 0 for none.
         classes: a named class list (imagenet-100/cmc, imagenet-1k) or a text file of classes; null takes all folders.
-        image_size: height and width in pixels. Null: on the command line the network's, if it is set, otherwise 32.
+        image_size: height and width in pixels. Null: on the command line the network's, if it is set, or if it is
+            null, too, the common size of the images, see `find_sizes`; otherwise 32.
         channels: 3 for RGB, 1 for grey.
         batch_size: global batch size, over all devices.
         device_batch_size: most images per forward pass on a device, see `ImageData`.
@@ -88,6 +93,7 @@ class Images(ImageData):
         num_workers: int = 4,
         seed: int = 0,
     ) -> None:
+        self._has_size = image_size is not None
         if image_size is None:
             image_size = self.usual_size
         super().__init__(image_size, channels, batch_size, flip, seed, num_workers, device_batch_size)
@@ -112,7 +118,7 @@ class Images(ImageData):
 
     def load(self) -> None:
         """List the images, split them, and read the sets that fit into memory."""
-        listing, test = self.listings()
+        listing, test = self._listed
         self.class_names = listing.class_names
         training, held_out = self._split(listing)
         self._training_files = listing, training
@@ -137,6 +143,27 @@ class Images(ImageData):
         if self.test_path is None:
             return training, None
         return training, list_images(self.test_path, classes)
+
+    @cached_property
+    def _listed(self) -> tuple[Listing, Listing | None]:
+        """The result of `listings`, kept because listing a million files takes seconds."""
+        return self.listings()
+
+    def find_sizes(self) -> Sizes:
+        """Return the sizes of the data set; images are listed, not decoded.
+
+        Without an `image_size`, it becomes the side of the training images if they are squares of one size, of at most
+        MOST_SIDE pixels. The headers of at most MOST_MEASURED images are read, spread evenly.
+
+        Raises:
+            UserError: there are no images, or an image whose header is read is damaged.
+        """
+        listing, _ = self._listed
+        if not self._has_size:
+            measured = spread(len(listing.members), MOST_MEASURED)
+            self.image_size = common_side(listing, measured, MOST_SIDE) or self.usual_size
+            self._has_size = True
+        return Sizes(self.image_size, self.channels, len(listing.class_names))
 
     def content_hash(self) -> str:
         """Return the SHA-256 of names and sizes of the training files; it does not depend on `memory_gb`."""

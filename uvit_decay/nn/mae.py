@@ -89,7 +89,7 @@ class MAE(Encoder, pipeline_tag="image-feature-extraction"):
     """Masked autoencoder net(x, noise) -> (prediction, mask) for images (b, c, h, w) of about [-1, 1].
 
     Args:
-        image_size: height and width in pixels.
+        image_size: height and width in pixels. Null in a configuration means as the data, also for channels.
         patch_size: side of a patch.
         channels: 3 for RGB, 1 for grey, any number with `pixels` unit.
         dim: width d of the encoder, a multiple of 4.
@@ -122,9 +122,9 @@ class MAE(Encoder, pipeline_tag="image-feature-extraction"):
 
     def __init__(
         self,
-        image_size: int = 224,
+        image_size: int | None = 224,
         patch_size: int = 16,
-        channels: int = 3,
+        channels: int | None = 3,
         dim: int = 768,
         depth: int = 12,
         heads: int = 12,

@@ -23,7 +23,7 @@ from torch.nn.functional import linear
 from torchvision.models.resnet import BasicBlock
 
 from uvit_decay import decay
-from uvit_decay.nn.arguments import collect_arguments
+from uvit_decay.nn.arguments import check_data_sizes, collect_arguments
 from uvit_decay.nn.base import DecayedNet
 from uvit_decay.nn.embed import Pixels, PixelScale, without_autocast
 from uvit_decay.nn.inputs import check_images_of_resnet
@@ -78,7 +78,8 @@ class ResNet(DecayedNet, pipeline_tag="image-classification"):
     """ResNet net(x) -> (b, num_classes) logits of images (b, c, h, w) of about [-1, 1].
 
     Args:
-        image_size: height and width in pixels.
+        image_size: height and width in pixels. Null in a configuration means as the data, also for channels
+            and num_classes.
         channels: 3 for RGB, 1 for grey, any number with `pixels` unit.
         width: channels of the first stage; each further stage has twice as many, and d = 8 `width`.
         depth: number of residual blocks L, 8 in ResNet-18: 2 in each stage, and `depth` - 6 in the third.
@@ -98,11 +99,11 @@ class ResNet(DecayedNet, pipeline_tag="image-classification"):
 
     def __init__(
         self,
-        image_size: int = 224,
-        channels: int = 3,
+        image_size: int | None = 224,
+        channels: int | None = 3,
         width: int = 64,
         depth: int = 8,
-        num_classes: int = 0,
+        num_classes: int | None = 0,
         stem: Stem = "imagenet",
         alpha_min: float = 1.0,
         schedule: decay.Schedule = "linear",
@@ -112,9 +113,9 @@ class ResNet(DecayedNet, pipeline_tag="image-classification"):
     ) -> None:
         super().__init__()
         self.config: dict[str, Any] = collect_arguments(locals())
-        check_whole(1, 2**16, image_size=image_size, channels=channels, width=width)
+        check_data_sizes(self.config)
+        check_whole(1, 2**16, width=width)
         check_whole(7, 1000, depth=depth)
-        check_whole(0, 2**24, num_classes=num_classes)
         self.image_size = image_size
         self.channels = channels
         self.num_classes = num_classes

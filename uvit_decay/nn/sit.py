@@ -47,7 +47,8 @@ class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
     """SiT denoiser net(x, t, y) -> (b, c, h, w): images of about [-1, 1], times (b,) in [0, 1], labels (b,) int64.
 
     Args:
-        image_size: height and width in pixels, or in latent cells.
+        image_size: height and width in pixels, or in latent cells. Null in a configuration means as the
+            data, also for channels and num_classes.
         patch_size: side of a patch.
         channels: 3 for RGB, 1 for grey, 4 for the latents of a Stable Diffusion autoencoder.
         dim: width d of the tokens, a multiple of 4.
@@ -86,14 +87,14 @@ class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
 
     def __init__(
         self,
-        image_size: int = 32,
+        image_size: int | None = 32,
         patch_size: int = 2,
-        channels: int = 4,
+        channels: int | None = 4,
         dim: int = 384,
         depth: int = 12,
         heads: int = 6,
         mlp_ratio: float = 4.0,
-        num_classes: int = 0,
+        num_classes: int | None = 0,
         null_label: bool = True,
         alpha_min: float = 1.0,
         schedule: decay.Schedule = "linear",

@@ -107,7 +107,8 @@ class ViT(Encoder, pipeline_tag="image-feature-extraction"):
     """Vision transformer net(x) -> (b, num_classes) logits of images (b, c, h, w) of about [-1, 1].
 
     Args:
-        image_size: height and width in pixels.
+        image_size: height and width in pixels. Null in a configuration means as the data, also for channels
+            and num_classes.
         patch_size: side of a patch.
         channels: 3 for RGB, 1 for grey, any number with `pixels` unit.
         dim: width d of the tokens, a multiple of 4.
@@ -133,14 +134,14 @@ class ViT(Encoder, pipeline_tag="image-feature-extraction"):
 
     def __init__(
         self,
-        image_size: int = 224,
+        image_size: int | None = 224,
         patch_size: int = 16,
-        channels: int = 3,
+        channels: int | None = 3,
         dim: int = 768,
         depth: int = 12,
         heads: int = 12,
         mlp_ratio: float = 4.0,
-        num_classes: int = 0,
+        num_classes: int | None = 0,
         pool: HeadPool = "cls",
         norm: bool = True,
         batch_norm: bool = False,

@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import Tensor
 
 from uvit_decay.data.batches import Batch
-from uvit_decay.data.datamodule import ImageData
+from uvit_decay.data.datamodule import ImageData, Sizes
 from uvit_decay.data.latents.manifest import Manifest, read
 from uvit_decay.data.latents.shards import LatentSet
 from uvit_decay.images.class_names import class_hash, class_list
@@ -56,6 +56,11 @@ class Latents(ImageData):
     def name(self) -> str:
         """Name of the training set in reports: the name of its folder."""
         return self.path.name
+
+    def find_sizes(self) -> Sizes:
+        """Return the sizes of the latents, from their manifest."""
+        manifest = read(self.path)
+        return Sizes(manifest.size, manifest.latents.channels, len(manifest.class_names))
 
     def load(self) -> None:
         """Read the manifests and open the sets."""

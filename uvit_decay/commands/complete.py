@@ -1,0 +1,185 @@
+"""Complete a parsed configuration of train.py by values that are known only when its data, task and flags are."""
+
+from __future__ import annotations
+
+import pkgutil
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from jsonargparse import ArgumentParser, Namespace
+from lightning.pytorch.utilities import rank_zero_info
+
+from uvit_decay.data import Digits, ImageData
+from uvit_decay.data.datamodule import Sizes
+from uvit_decay.data.latents.module import Latents
+from uvit_decay.decay import DEPTH_ATTENTION, SHORTCUTS
+from uvit_decay.nn.arguments import DATA_SIZES
+
+CLIP_FLAG = re.compile(r"--model(\.init_args)?\.sampling(\.init_args)?(\.clip\b|[ =]\S*clip\b)")
+
+
+def complete(config: Namespace, words: Sequence[str], default: Path) -> ImageData | None:
+    """Complete the configuration of a run, before its classes are instantiated.
+
+    A value is changed only if it is null, or if it comes from a configuration and is meant for other data or another
+    schedule. Each change is printed. What is changed is stored with the run like a flag.
+
+    Args:
+        config: the configuration, changed in place.
+        words: the command line, whose values are never changed.
+        default: path of the default configuration, which is used without --config.
+
+    Returns:
+        The data module, if it was built to find its sizes, with its files listed; otherwise None.
+
+    Raises:
+        UserError: the data cannot be listed.
+    """
+    is_default = not _has_own_config(config, default)
+    reset_alpha_min(config, words)
+    unclip_latents(config, words)
+    if is_default:
+        size_evaluations(config, words)
+    if not is_default or _sets_network_argument(words, "image_size"):
+        crop_to_network(config)
+    return take_data_sizes(config)
+
+
+def _has_own_config(config: Namespace, default: Path) -> bool:
+    """Return whether a --config differs from the default configuration."""
+    paths = [Path(str(path)).resolve() for path in config.get("config") or ()]
+    return any(path != default.resolve() for path in paths)
+
+
+def _sets_network_argument(words: Sequence[str], name: str) -> bool:
+    """Return whether a flag of the command line sets this argument of the network."""
+    flag = re.compile(rf"--model\.(init_args\.)?net\.(init_args\.)?{name}(=.*)?", re.DOTALL)
+    return any(flag.fullmatch(word) for word in words)
+
+
+def _find_network_arguments(config: Namespace) -> Namespace:
+    """Return the arguments of the network in a configuration, to be changed in place; empty if there are none."""
+    return config.model.get("init_args.net.init_args") or Namespace()
+
+
+def reset_alpha_min(config: Namespace, words: Sequence[str]) -> None:
+    """Set alpha_min to 1 for a schedule of the command line that has none, unless the command line sets it.
+
+    The alpha_min of a configuration belongs to the schedule of this configuration.
+    """
+    sets_schedule = _sets_network_argument(words, "schedule")
+    sets_alpha_min = _sets_network_argument(words, "alpha_min")
+    arguments = _find_network_arguments(config)
+    if not sets_schedule or sets_alpha_min or arguments.get("alpha_min") in (None, 1.0):
+        return
+    schedule = arguments.get("schedule")
+    if isinstance(schedule, str) and _lacks_alpha_min(schedule):
+        arguments["alpha_min"] = 1.0
+        rank_zero_info(f"--model.net.alpha_min 1, because schedule {schedule} has no alpha_min")
+
+
+def _lacks_alpha_min(schedule: str) -> bool:
+    """Return whether a schedule is known to have no alpha_min; False for unknown names."""
+    if schedule in DEPTH_ATTENTION:
+        return True
+    kind = SHORTCUTS.get(schedule)
+    return kind is not None and not kind.falls
+
+
+def unclip_latents(config: Namespace, words: Sequence[str]) -> None:
+    """Switch off `sampling.clip` of a configuration if the data are latents, unless the command line sets it.
+
+    Clipping to [-1, 1] is for pixels; latents of unit variance exceed this range.
+    """
+    sampling = config.model.init_args.get("sampling")
+    if not sampling or not sampling.get("clip") or not issubclass(_find_data_class(config), Latents):
+        return
+    if CLIP_FLAG.search(" ".join(words)):
+        rank_zero_info("warning: --model.sampling.clip clamps latents to [-1, 1] in sampling; it is meant for pixels")
+        return
+    sampling.clip = None
+    rank_zero_info("sampling.clip of the configuration is off: it is for pixels, --model.sampling.clip true forces it")
+
+
+def _find_data_class(config: Namespace) -> type[ImageData]:
+    """Return the class of the data module in a configuration."""
+    return pkgutil.resolve_name(config.data.class_path)
+
+
+def size_evaluations(config: Namespace, words: Sequence[str]) -> None:
+    """Size metrics and probes of the default configuration to the data and the run if the data are not the digits.
+
+    The numbers in the default configuration are for the digits and its own length. Callbacks that the command line sets
+    keep theirs.
+    """
+    flags = {word.partition("=")[0] for word in words}
+    if flags & {"--trainer", "--trainer.callbacks"} or _find_data_class(config) is Digits:
+        return
+    first: dict[str, Namespace] = {}  # callbacks that are appended by --trainer.callbacks+ come later
+    for callback in config.trainer.callbacks or ():
+        name = callback.class_path.rpartition(".")[2]
+        first.setdefault(name, callback)
+    if "GenerationMetrics" in first:
+        arguments = first["GenerationMetrics"].init_args
+        arguments.num = None
+        extractor = arguments.extractor
+        if not isinstance(extractor, str) and "steps" in extractor.init_args:
+            extractor.init_args.steps = None
+    if "LinearProbes" in first:
+        first["LinearProbes"].init_args.max_train = None
+    rank_zero_info("metrics and probes are sized to the data and the run (docs/training.md)")
+
+
+def crop_to_network(config: Namespace) -> None:
+    """Crop images to the network's size if the data take any size and none was set."""
+    arguments = config.data.get("init_args") or Namespace()
+    size = _find_network_arguments(config).get("image_size")
+    if "image_size" not in arguments or arguments["image_size"] is not None or size is None:
+        return
+    arguments["image_size"] = size
+    rank_zero_info(f"images are cropped to {size}x{size}, the network's size; --data.image_size sets another")
+
+
+def take_data_sizes(config: Namespace) -> ImageData | None:
+    """Replace null sizes of the network by the sizes of the data; return the data module, or None without null sizes.
+
+    If the size of the images is null as well, both get the size that the data module finds.
+    """
+    arguments = _find_network_arguments(config)
+    taken = [name for name in DATA_SIZES if name in arguments and arguments[name] is None]
+    if not taken:
+        return None
+    data = _build_data(config.data)
+    sizes = data.find_sizes()
+    for name in taken:
+        arguments[name] = getattr(sizes, name)
+    if config.data.get("init_args.image_size", 0) is None:
+        config.data.init_args.image_size = sizes.image_size
+    values = ", ".join(f"{name} {arguments[name]}" for name in taken)
+    rank_zero_info(f"the network has {values}, as the data")
+    if "num_classes" in taken:
+        _tell_unguided(config, sizes)
+    return data
+
+
+def _build_data(config: Namespace) -> ImageData:
+    """Build the data module of a configuration as LightningCLI does later."""
+    parser = ArgumentParser()
+    parser.add_subclass_arguments(ImageData, "data")
+    return parser.instantiate_classes(Namespace(data=config)).data
+
+
+def _tell_unguided(config: Namespace, sizes: Sizes) -> None:
+    """Print that settings of conditional networks do nothing if the data have no classes.
+
+    The settings stay, because all that samples drops the guidance of an unconditional network.
+    """
+    arguments = config.model.init_args
+    unused = []
+    if arguments.get("label_dropout"):
+        unused.append("label_dropout")
+    if arguments.get("sampling.guidance", 1.0) != 1.0:
+        unused.append("sampling.guidance")
+    if sizes.num_classes == 0 and unused:
+        rank_zero_info(f"the data have no classes: {' and '.join(unused)} of the configuration do nothing")
