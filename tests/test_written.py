@@ -23,6 +23,7 @@ from uvit_decay.runs.settings import compare_settings
 
 VERSIONS = sorted((ROOT / "tests" / "written").glob("*.tar.xz"))
 NETWORKS = ("uvit", "sit", "mae")
+TAKEN_SIZES = {"uvit": (), "sit": ("image_size", "channels", "num_classes"), "mae": ("image_size", "channels")}
 MOST_BYTES = 400_000  # of the archive of a version
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}  # of outputs on another machine
 RESUMED = {"rtol": 1e-3, "atol": 1e-3}  # after two optimizer steps there
@@ -89,10 +90,11 @@ def test_diffusers_makes_the_same_images(files, expected):
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_runs_resume_with_their_saved_configuration(files, expected, name, tmp_path, monkeypatch):
-    """As the version that wrote them would have continued."""
+    """As the version that wrote them would have continued, also if sizes are given as null."""
     paths = ["--config", files / name / "config.yaml", "--ckpt_path", files / name / "last.ckpt"]
     data = ["--data.path", files / "latents"] if name == "sit" else []
-    train(monkeypatch, tmp_path, "fit", *paths, *data, "--trainer.max_steps", 6)
+    nulls = [f"--model.net.{size}=null" for size in TAKEN_SIZES[name]]
+    train(monkeypatch, tmp_path, "fit", *paths, *data, *nulls, "--trainer.max_steps", 6)
     (resumed,) = tmp_path.rglob("last.ckpt")
     assert load(resumed).card.step == 6
     before, after = (read_training_checkpoint(path)["settings"] for path in (files / name / "last.ckpt", resumed))

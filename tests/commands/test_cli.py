@@ -4,11 +4,9 @@ import json
 
 import pytest
 from conftest import refused, train
-from jsonargparse import Namespace
 from refusals import find_line
 
 from uvit_decay.checkpoint import load
-from uvit_decay.commands.complete import reset_alpha_min, unclip_latents
 
 SMALL = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.max_steps=2", "--trainer.limit_val_batches=1"]
 HUGE = str(10**22)
@@ -243,38 +241,3 @@ def test_a_recipe_of_pixels_does_not_clip_latents(encoded, tmp_path, monkeypatch
     train(monkeypatch, tmp_path, "fit", "--config", "digits_sit", *data, *sizes, *run)
     (file,) = tmp_path.rglob("last.ckpt")
     assert load(file).card.sampling.clip is None
-
-
-@pytest.mark.parametrize(
-    ("data", "words", "clip"),
-    [
-        ("Latents", ["--config", "clip.yaml"], None),
-        ("Digits", ["--config", "clip.yaml"], True),
-        ("Latents", ["--model.sampling.clip", "true"], True),
-        ("Latents", ["--model.init_args.sampling.clip=true"], True),
-        ("Latents", ["--model.sampling", '{"clip":true}'], True),
-    ],
-)
-def test_latents_are_clipped_only_where_the_command_line_asks(data, words, clip):
-    model = Namespace(init_args=Namespace(sampling=Namespace(clip=True)))
-    config = Namespace(model=model, data=Namespace(class_path=f"uvit_decay.data.{data}"))
-    unclip_latents(config, words)
-    assert config.model.init_args.sampling.clip is clip
-
-
-@pytest.mark.parametrize(
-    ("schedule", "words", "alpha_min"),
-    [
-        ("attnres", ["--model.net.schedule", "attnres"], 1.0),
-        ("dar", ["--model.init_args.net.init_args.schedule=dar"], 1.0),
-        ("rezero", ["--model.net.schedule", "rezero"], 1.0),
-        ("gain", ["--model.net.schedule", "gain"], 0.7),
-        ("attnres", ["--model.net.schedule", "attnres", "--model.net.alpha_min", "0.7"], 0.7),
-        ("attnres", ["--config", "depth.yaml"], 0.7),
-    ],
-)
-def test_a_schedule_without_alpha_min_on_the_command_line_takes_the_configurations_away(schedule, words, alpha_min):
-    net = Namespace(init_args=Namespace(schedule=schedule, alpha_min=0.7))
-    config = Namespace(model=Namespace(init_args=Namespace(net=net)))
-    reset_alpha_min(config, words)
-    assert net.init_args.alpha_min == alpha_min

@@ -85,6 +85,7 @@ def test_coarse_labels(write):
     assert torch.equal(fine.train.images, coarse.train.images)
     assert coarse.train.labels.tolist() == contents(CIFAR100)["train"]["coarse_labels"]
     assert coarse.class_names == tuple(f"coarse_labels {i}" for i in range(20))
+    assert (fine.find_sizes(), coarse.find_sizes()) == ((32, 3, 100), (32, 3, 20))
     assert (fine.name, coarse.name, CIFAR10().name) == ("cifar100", "cifar100-coarse", "cifar10")
 
 

@@ -34,7 +34,7 @@ def test_the_doctor_of_a_sharded_network(programs, tmp_path):
 
 
 def test_the_doctor_times_the_steps_of_two_ranks(programs, tmp_path):
-    one_node = ["--trainer.devices=2", "--trainer.strategy=ddp"]
+    one_node = ["--trainer.devices=2", "--trainer.strategy=ddp", "--model.net.image_size=null"]
     started, codes = both(programs, tmp_path, *one_node, launched=True)
     assert codes == [0, 0], [program.stdout + program.stderr for program in started]
     shown = started[0].stdout

@@ -8,6 +8,7 @@ import torch
 from networks import CONCAT_SIT, DECAYED_SIT, MASKED, SIT, UVIT, VIT, blocks_of, each_kind, gradients
 from refusals import raises_user_error
 
+from uvit_decay.nn import MAE, ResNet, SiT, UViT, ViT
 from uvit_decay.nn.intermediates import HasIntermediates, pooled
 from uvit_decay.nn.mae import Masking
 from uvit_decay.nn.sizes import create_model
@@ -110,6 +111,12 @@ def test_states_are_those_of_the_null_label_and_patches_are_their_last_tokens(nu
             assert torch.equal(state, expected)
             mean = sum(state[:, token] for token in range(-16, 0)) / 16
             torch.testing.assert_close(pooled(state, "mean", net.num_prefix_tokens), mean, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("network", [UViT, SiT, MAE, ViT, ResNet])
+def test_only_train_py_takes_sizes_from_the_data(network):
+    with raises_user_error("channels", "None", "train.py"):
+        network(channels=None)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from uvit_decay.data import Digits, ImageData
 from uvit_decay.data.datamodule import Sizes
 from uvit_decay.data.latents.module import Latents
 from uvit_decay.decay import DEPTH_ATTENTION, SHORTCUTS
-from uvit_decay.nn.arguments import DATA_SIZES
 
 CLIP_FLAG = re.compile(r"--model(\.init_args)?\.sampling(\.init_args)?(\.clip\b|[ =]\S*clip\b)")
 
@@ -147,7 +146,7 @@ def take_data_sizes(config: Namespace) -> ImageData | None:
     If the size of the images is null as well, both get the size that the data module finds.
     """
     arguments = _find_network_arguments(config)
-    taken = [name for name in DATA_SIZES if name in arguments and arguments[name] is None]
+    taken = [name for name in Sizes._fields if name in arguments and arguments[name] is None]
     if not taken:
         return None
     data = _build_data(config.data)

@@ -1,0 +1,149 @@
+"""What a configuration leaves open: sizes of images and networks, and values that are meant for other data."""
+
+import pytest
+import yaml
+from conftest import ROOT, refused, train
+from image_noise import tree
+from jsonargparse import Namespace
+from refusals import find_line
+
+from uvit_decay.checkpoint import load
+from uvit_decay.commands.complete import reset_alpha_min, unclip_latents
+from uvit_decay.data import AugmentedImages, Images, folder
+from uvit_decay.evaluation.open_by_name import open_data
+
+NAMES = [f"{kind}/{i}.png" for kind in ("cat", "dog") for i in range(4)]
+FLAGS = ["--data.batch_size=4", "--data.channels=1", "--model.net.num_classes=2", "--trainer.max_steps=1"]
+FLAGS += ["--model.net.dim=16", "--model.net.depth=2", "--trainer.callbacks=[]", "--trainer.limit_val_batches=0"]
+NULLS = [f"--model.net.{name}=null" for name in ("image_size", "channels", "num_classes")]
+
+
+@pytest.fixture
+def images(tmp_path):
+    tree(tmp_path / "images", NAMES)
+    return ["--data=Images", f"--data.path={tmp_path / 'images'}", *FLAGS]
+
+
+def stored_size(folder):
+    (path,) = (folder / "runs").rglob("config.yaml")
+    return yaml.safe_load(path.read_text())["data"]["init_args"]["image_size"]
+
+
+def test_images_take_the_size_that_is_set_for_the_network(images, tmp_path, monkeypatch):
+    train(monkeypatch, tmp_path, "fit", *images, "--model.net.image_size=16")
+    assert stored_size(tmp_path) == 16
+
+
+def test_a_size_of_the_data_and_the_default_configuration_are_not_overruled(images, tmp_path, monkeypatch, capsys):
+    line = refused(capsys, train, monkeypatch, tmp_path, "fit", *images)  # digits.yaml has a network of 8 pixels
+    assert "--model.net.image_size 32 (or --data.image_size 8)" in line
+    line = refused(
+        capsys, train, monkeypatch, tmp_path, "fit", *images, "--data.image_size=32", "--model.net.image_size=16"
+    )
+    assert "--model.net.image_size 32 (or --data.image_size 16)" in line
+
+
+def test_a_configuration_that_names_the_network_alone_decides(images, tmp_path, monkeypatch):
+    values = yaml.safe_load((ROOT / "configs" / "digits.yaml").read_text())
+    values["data"] = {"class_path": "Images", "init_args": {"path": str(tmp_path / "images")}}
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(values))
+    train(monkeypatch, tmp_path, "fit", f"--config={tmp_path / 'own.yaml'}", *images)
+    assert stored_size(tmp_path) == 8
+    arguments = {"path": str(tmp_path / "images"), "channels": 1, "batch_size": 4}
+    data = {"class_path": "uvit_decay.data.Images", "init_args": arguments}
+    (tmp_path / "data.yaml").write_text(yaml.safe_dump({"data": data}))
+    assert open_data(str(tmp_path / "data.yaml"), None, 16, 1).train.images.shape[-1] == 16
+
+
+@pytest.mark.parametrize(("kind", "size"), [(Images, 32), (AugmentedImages, 224)])
+def test_in_python_the_sizes_are_those_they_were(kind, size):
+    assert (kind("images").image_size, kind("images", image_size=64).image_size) == (size, 64)
+
+
+def test_a_run_goes_on_under_a_configuration_whose_sizes_are_null(images, tmp_path, monkeypatch):
+    listed = []
+    list_images = folder.list_images
+    monkeypatch.setattr(folder, "list_images", lambda *args: listed.append(args) or list_images(*args))
+    run = [*images, "--trainer.callbacks=LastCheckpoint", "--ckpt_path=auto"]
+    numbers = ["--model.net.image_size=8", "--model.net.channels=1"]
+    train(monkeypatch, tmp_path, "fit", *run, *numbers)
+    train(monkeypatch, tmp_path, "fit", *run, *NULLS, "--trainer.max_steps=2")
+    assert len(listed) == 2  # once by each launch
+    assert stored_size(tmp_path) == 8
+    (last,) = tmp_path.rglob("last.ckpt")
+    card = load(last).card
+    assert card.step == 2
+    sizes = {"image_size": 8, "channels": 1, "num_classes": 2}
+    assert card.net.init_args.items() >= sizes.items()
+
+
+def test_pictures_without_classes_make_a_network_without_classes(tmp_path, monkeypatch, capsys, caplog):
+    tree(tmp_path / "images", [f"{i}.png" for i in range(4)])
+    words = [
+        "--data=Images",
+        f"--data.path={tmp_path / 'images'}",
+        *FLAGS,
+        "--trainer.callbacks=LastCheckpoint",
+        *NULLS,
+    ]
+    with pytest.raises(SystemExit):
+        train(monkeypatch, tmp_path, "fit", *words, "--print_config")
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert printed["model"]["init_args"]["net"]["init_args"]["num_classes"] is None
+    train(monkeypatch, tmp_path, "fit", *words)
+    (last,) = tmp_path.rglob("last.ckpt")
+    assert load(last).card.net.init_args["num_classes"] == 0
+    find_line(caplog.messages, "no classes", "label_dropout", "sampling.guidance")
+
+
+@pytest.mark.parametrize(
+    ("sides", "options", "size"),
+    [
+        ([48, 48], {}, 48),
+        ([48, 48], {"image_size": 16}, 16),
+        ([48, 40], {}, 32),
+        ([1025, 1025], {}, 32),
+    ],
+)
+def test_the_size_of_pictures_is_the_size_that_they_have_in_common(sides, options, size, tmp_path):
+    for number, side in enumerate(sides):
+        tree(tmp_path, [f"class/{number}.png"], size=side)
+    data = Images(tmp_path, channels=1, batch_size=1, **options)
+    assert data.find_sizes() == (size, 1, 1)
+    data.setup()
+    assert data.train.images.shape == (2, 1, size, size)
+
+
+@pytest.mark.parametrize(
+    ("data", "words", "clip"),
+    [
+        ("Latents", ["--config", "clip.yaml"], None),
+        ("Digits", ["--config", "clip.yaml"], True),
+        ("Latents", ["--model.sampling.clip", "true"], True),
+        ("Latents", ["--model.init_args.sampling.clip=true"], True),
+        ("Latents", ["--model.sampling", '{"clip":true}'], True),
+    ],
+)
+def test_latents_are_clipped_only_where_the_command_line_asks(data, words, clip):
+    model = Namespace(init_args=Namespace(sampling=Namespace(clip=True)))
+    config = Namespace(model=model, data=Namespace(class_path=f"uvit_decay.data.{data}"))
+    unclip_latents(config, words)
+    assert config.model.init_args.sampling.clip is clip
+
+
+@pytest.mark.parametrize(
+    ("schedule", "words", "alpha_min"),
+    [
+        ("attnres", ["--model.net.schedule", "attnres"], 1.0),
+        ("dar", ["--model.init_args.net.init_args.schedule=dar"], 1.0),
+        ("rezero", ["--model.net.schedule", "rezero"], 1.0),
+        ("gain", ["--model.net.schedule", "gain"], 0.7),
+        ("attnres", ["--model.net.schedule", "attnres", "--model.net.alpha_min", "0.7"], 0.7),
+        ("attnres", ["--config", "depth.yaml"], 0.7),
+    ],
+)
+def test_a_schedule_without_alpha_min_on_the_command_line_takes_the_configurations_away(schedule, words, alpha_min):
+    net = Namespace(init_args=Namespace(schedule=schedule, alpha_min=0.7))
+    config = Namespace(model=Namespace(init_args=Namespace(net=net)))
+    reset_alpha_min(config, words)
+    assert net.init_args.alpha_min == alpha_min
