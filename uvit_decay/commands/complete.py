@@ -166,7 +166,7 @@ def _build_data(config: Namespace) -> ImageData:
     """Build the data module of a configuration as LightningCLI does later."""
     parser = ArgumentParser()
     parser.add_subclass_arguments(ImageData, "data")
-    return parser.instantiate_classes(Namespace(data=config)).data
+    return parser.instantiate(Namespace(data=config)).data
 
 
 def _tell_unguided(config: Namespace, sizes: Sizes) -> None:
