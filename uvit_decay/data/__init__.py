@@ -15,6 +15,7 @@ MODULES = {
     "InMemory": "batches",
     "Images": "folder",
     "Latents": "latents.module",
+    "Sizes": "datamodule",
 }
 __all__ = list(MODULES)
 # The first use of a name imports all modules, so that a search for subclasses of ImageData finds them.
