@@ -11,11 +11,11 @@ from uvit_decay.nn import MAE, ResNet, SiT, UViT, ViT
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 SMALL = ["--model.net.dim=16", "--model.net.depth=2", "--model.net.heads=2", "--data.batch_size=4"]
-LATENT = [*SMALL, "--model.net.image_size=4", "--data.classes=null", "--data.num_workers=0"]
+LATENT = [*SMALL, "--model.net.image_size=null", "--data.classes=null", "--data.num_workers=0"]
 TOKENS = ["--model.net.image_size=16", "--data.image_size=16", "--model.net.patch_size=4", "--data.num_workers=0"]
 MAE_SMALL = [*SMALL, *TOKENS, "--model.net.decoder_dim=8", "--model.net.decoder_depth=2", "--model.net.decoder_heads=2"]
 RESNET_SMALL = ["--model.net.width=8", *(flag for flag in TOKENS if "patch_size" not in flag), "--data.batch_size=4"]
-CLASSIFIER = [*SMALL, *TOKENS, "--model.net.num_classes=2", "--data.test_path=null", "--data.holdout=0.4"]
+CLASSIFIER = [*SMALL, *TOKENS, "--model.net.num_classes=null", "--data.test_path=null", "--data.holdout=0.4"]
 TINY = {
     "digits": ["--model.net.dim=16", "--model.net.depth=2"],
     "cifar10_uvit_s": SMALL,

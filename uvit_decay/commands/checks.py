@@ -54,16 +54,17 @@ class Parser(LightningArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         flags = list(self._option_string_actions)
-        common = () if self._parses_parts() else FIT_FLAGS
+        # Without --seed_everything this is the parser of a class, which parses a part of a flag.
+        common = FIT_FLAGS if "--seed_everything" in flags else ()
         raise UserError(describe_error(message, flags, self._actions, common)) from ex
 
-    def _parses_parts(self) -> bool:
-        """Return whether this is the parser of a class, which parses parts of flags: net.depth of --model.net.depth."""
-        return "--seed_everything" not in self._option_string_actions
-
     def parse_args(self, args: Sequence[str] | None = None, *others: Any, **options: Any) -> Namespace:
-        """Parse flags; in a part of a flag jsonargparse writes null, which it has read already, as None."""
-        if args is not None and self._parses_parts():
+        """Parse flags, with null in flags of nested classes such as --model.net.image_size.
+
+        jsonargparse reads their value, and gives the rest of the flag to the parser of the class: null as "None".
+        """
+        is_nested = "--config" not in self._option_string_actions
+        if args is not None and is_nested:
             args = [READ_NULL.sub("=null", word) for word in args]
         return super().parse_args(args, *others, **options)
 

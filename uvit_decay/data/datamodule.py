@@ -24,7 +24,7 @@ ON_DEVICE = 2**30  # bytes up to which an in-memory set is copied to each GPU
 
 
 class Sizes(NamedTuple):
-    """The sizes of a data set that a network for it has.
+    """Sizes of a data set, which a network for it must have.
 
     Args:
         image_size: height and width in pixels, or in latent cells.
