@@ -25,7 +25,7 @@ from uvit_decay.tasks import DiffusionTask, finite
 
 META = torch.device("meta")
 LOGGED = {
-    "tasks/finite.py raise_if_not_finite: reads a number": 1,
+    "tasks/finite.py _find_first: reads a number": 1,
     "tasks/base.py on_train_batch_end: reads a number": 1,  # the loss, for the progress bar
 }
 TASKS = {
@@ -78,7 +78,7 @@ def test_a_training_step_waits_for_the_device_where_it_is_logged(name, tmp_path)
 
 
 def test_a_checkpoint_waits_for_three_checks(tmp_path):
-    guard = "tasks/finite.py raise_if_not_finite: reads a number"
+    guard = "tasks/finite.py _find_first: reads a number"
     saved = waits_of_steps(tmp_path, tiny_task(), save_at=3)[2]
     assert saved == {guard: 1, "tasks/finite.py check_finite: reads a number": 2}
 
@@ -104,7 +104,7 @@ def test_sampling_waits_for_the_device_once_at_the_end_of_a_batch(name):
     with Waits() as waits:
         images = samples.images(range(2))
     assert (images.device, images.shape, images.dtype) == (META, (2, 1, 8, 8), torch.uint8)
-    assert waits.found == ["image_io.py to_uint8: reads a number"]
+    assert waits.found == ["images/io.py to_uint8: reads a number"]
 
 
 def test_adaptive_steps_need_numbers_on_the_host():

@@ -102,7 +102,7 @@ def test_reconstructions_wait_once_a_batch():
     reconstruct = Reconstructor(small_mae().to(META).eval())
     found, images = waits_of(lambda: reconstruct(there(2, 1, 8, 8), [0, 1]))
     assert images.device == META
-    assert found == {f"image_io.py to_uint8: {NUMBER}": 3}
+    assert found == {f"io.py to_uint8: {NUMBER}": 3}
 
 
 def test_classifiers_of_features_wait_once_an_epoch_or_iteration():
@@ -179,7 +179,7 @@ def test_autoencoders_wait_for_the_check_of_decoded_images(vae):
     assert (moments.device, moments.shape, found) == (META, (2, 8, 8, 8), {})
     found, decoded = waits_of(lambda: autoencoder.decode(autoencoder.space.mean(moments)))
     assert (decoded.device, decoded.shape) == (META, images.shape)
-    assert found == {f"image_io.py to_uint8: {NUMBER}": 1}
+    assert found == {f"io.py to_uint8: {NUMBER}": 1}
 
 
 def test_crops_and_erased_rectangles_never_wait():

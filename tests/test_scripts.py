@@ -20,7 +20,7 @@ def test_the_default_trains_looks_and_names_the_command_that_samples(programs, t
     run = tmp_path / "runs" / "digits" / "version_0"
     files = {path.name for path in run.iterdir() if path.stat().st_size}
     events = {name for name in files if name.startswith("events.out.tfevents.")}
-    wanted = {"config.yaml", "metrics.csv", "samples.png", "probes.png", "probes.csv", "probes.jsonl"}
+    wanted = {"config.yaml", "launches.jsonl", "metrics.csv", "samples.png", "probes.png", "probes.csv", "probes.jsonl"}
     assert files - events == wanted | {"generation.jsonl", "checkpoints", "samples"}
     assert events
     header = (run / "metrics.csv").read_text().splitlines()[0]

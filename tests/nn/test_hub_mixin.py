@@ -20,7 +20,7 @@ NETWORKS = {
     "sit-concat": (CONCAT_SIT.loaded(schedule="learnable", alpha_min=0.6), CONCAT_SIT.inputs()),
     "mae": (MASKED.loaded(alpha_min=0.8).net, MASKED.inputs()),
     "vit": (VIT.loaded(), VIT.inputs()),
-    "resnet": (ResNet(num_classes=3, width=8, alpha_min=0.7), (IMAGES,)),
+    "resnet": (ResNet(8, num_classes=3, width=8, alpha_min=0.7), (IMAGES,)),
 }
 
 
@@ -66,8 +66,8 @@ def test_what_does_not_fit_is_refused(network, tmp_path, monkeypatch):
     for other, fragments in {
         SiT: ("skip", True),
         MAE: ("alphas", "10 branches", "8 branches"),
-        ViT: ("alphas", "10 branches", "8 branches"),
-        ResNet: ("depth", arguments["depth"]),
+        ViT: ("zero_init", "None"),
+        ResNet: ("zero_init", "None"),
     }.items():
         with raises_user_error(other.__name__, tmp_path, fragments):
             other.from_pretrained(tmp_path)

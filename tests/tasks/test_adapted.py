@@ -249,7 +249,7 @@ def test_a_run_starts_from_a_file_and_resumes_without_it(trained, tmp_path, monk
     (tmp_path / "start.ckpt").unlink()
     train(monkeypatch, tmp_path, "fit", config, "--trainer.max_steps=3", "--ckpt_path=auto")
     assert caplog.text.count("start.ckpt") == 1
-    assert load(tmp_path / "runs/tuned/version_1/checkpoints/last.ckpt").card.step == 3
+    assert load(tmp_path / "runs/tuned/version_0/checkpoints/last.ckpt").card.step == 3
     with raises_user_error("start.ckpt"):
         DiffusionTask(tiny_net(), init_from="start.ckpt").load_initial()
 

@@ -174,7 +174,7 @@ def test_a_probe_does_not_go_on_as_fine_tuning(tmp_path):
     tuned = ClassifyTask(small_vit(batch_norm=True), optim=probe.optim)
     tuned.settings = {**probe.settings, "model.frozen": False}
     trainer, path = tiny_trainer(tmp_path / "tuned", max_steps=3), tmp_path / "probe" / "checkpoints" / "last.ckpt"
-    with raises_user_error("model.frozen True", "False", "--model.frozen True"):
+    with raises_user_error("model.frozen True", "False", "--model.frozen true"):
         trainer.fit(tuned, Digits(32), ckpt_path=path)
 
 

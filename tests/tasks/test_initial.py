@@ -78,7 +78,7 @@ def test_positions_of_another_size_are_interpolated_as_published(mae, size):
     ("net", "message"),
     [
         (lambda: small_vit(alpha_min=1.0), ("net.alpha_min 0.7", "1.0", "--model.net.alpha_min 0.7")),
-        (lambda: small_vit(qk_norm=True), ("net.qk_norm False", "True", "--model.net.qk_norm False")),
+        (lambda: small_vit(qk_norm=True), ("net.qk_norm False", "True", "--model.net.qk_norm false")),
         (lambda: small_vit(norm_type="rms"), ("net.norm_type layer", "rms", "--model.net.norm_type layer")),
         (lambda: small_vit(patch_size=4), ("net.patch_size 2", 4)),
         (
