@@ -30,7 +30,7 @@ CLASSIFYING = ("pool", "max_train", "max_test", "neighbours", "uniform", "draws"
 
 @dataclass(frozen=True)
 class Protocol(ABC):
-    """What all protocols state.
+    """Facts that all protocols state about themselves.
 
     Args:
         evaluate: function (cells, options) -> outcome that evaluates features; None for a GridProtocol that measures

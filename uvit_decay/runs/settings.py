@@ -110,7 +110,7 @@ class Change:
 
     @property
     def effect(self) -> str:
-        """What the setting does to a run; a checksum that was not recorded refuses nothing."""
+        """Effect of the setting on a run; a checksum that was not recorded refuses nothing."""
         return FREE if self.before == UNRECORDED else find_effect(self.name)
 
     def __str__(self) -> str:
