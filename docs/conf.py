@@ -50,8 +50,10 @@ KINDS = ((inspect.isclass, "autoclass"), (inspect.isroutine, "autofunction"), (l
 
 
 def directives(room: ModuleType) -> dict[str, str]:
-    """Return the public names of a room, and the directive that documents each."""
-    named = {name: getattr(room, name) for name in room.__all__}
+    """Return the public names of a room, and the directive that documents each; names of another room are left out."""
+    modules = getattr(room, "MODULES", {})
+    own = [name for name in room.__all__ if not modules.get(name, "").startswith(".")]
+    named = {name: getattr(room, name) for name in own}
     return {name: next(kind for fits, kind in KINDS if fits(value)) for name, value in named.items()}
 
 

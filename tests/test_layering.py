@@ -28,7 +28,7 @@ FORBIDDEN = {
     - {"tasks", "runs", "generation", "checkpoint"},  # REPA's teacher is opened as probes open their networks
     "callbacks": {"compare", "doctor", "commands", "hub"},
     "doctor": {"compare", "representations", "commands", "hub"},
-    "checkpoint": ABOVE - {"checkpoint", "generation"} | {"representations"},  # the options name the sets of weights
+    "checkpoint": ABOVE - {"checkpoint"} | {"representations"},
     "generation": ABOVE - {"generation", "checkpoint"} | {"data", "metrics", "representations"},
     "hub": {"tasks", "callbacks", "doctor", "commands"},
 }

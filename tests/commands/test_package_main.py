@@ -13,7 +13,7 @@ from refusals import find_line
 
 import uvit_decay
 from uvit_decay.__main__ import COMMANDS, main
-from uvit_decay.checkpoint.import_options import ImportOptions
+from uvit_decay.checkpoint.options import ImportOptions
 from uvit_decay.diffusion.prediction import Prediction
 from uvit_decay.evaluation.metric_table import NAMES
 from uvit_decay.nn.embed import Pixels

@@ -15,7 +15,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from uvit_decay.generation.options import Weights
+from uvit_decay.checkpoint.options import Weights
 from uvit_decay.runtime.errors import UserError, check_numbers
 from uvit_decay.runtime.typed import check_types
 from uvit_decay.tasks.base import Task

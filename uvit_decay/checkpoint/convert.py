@@ -22,7 +22,7 @@ from uvit_decay.checkpoint.io import HOME, KEY, ModelCard, StoredModel, read, re
 from uvit_decay.checkpoint.official import diffusers_dit, mae, sit, uvit
 from uvit_decay.checkpoint.official.common import IMPORTED, ImportOptions, Network, RecognisedModel, StateDict
 from uvit_decay.checkpoint.official.timm import python_lines, timm_state
-from uvit_decay.generation.options import Weights
+from uvit_decay.checkpoint.options import Weights
 from uvit_decay.images.class_names import class_hash, class_list
 from uvit_decay.nn.mae import MAE
 from uvit_decay.nn.sit import SiT

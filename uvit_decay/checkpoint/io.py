@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from uvit_decay.checkpoint.detect import ThirdParty, looks_like
+from uvit_decay.checkpoint.options import Weights
 from uvit_decay.decay.table import DEPTH_ATTENTION, SHORTCUTS
 from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.diffusion.prediction import Prediction, Weighting
 from uvit_decay.diffusion.samplers import SAMPLERS
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
-from uvit_decay.generation.options import Weights
 from uvit_decay.images.autoencoder import LatentSpace
 from uvit_decay.nn.base import DecayedNet, check_attributes
 from uvit_decay.runtime.errors import UserError, check_whole

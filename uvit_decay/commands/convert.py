@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from uvit_decay.checkpoint.import_options import ImportOptions
-from uvit_decay.generation.options import Weights
+from uvit_decay.checkpoint.options import ImportOptions, Weights
 from uvit_decay.runtime.command_line import parse
 from uvit_decay.runtime.errors import UserError, user_errors
 from uvit_decay.runtime.program import PROGRAM, quiet_libraries

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from uvit_decay.checkpoint.options import Weights
 from uvit_decay.images.class_names import class_numbers
 from uvit_decay.runtime.command_line import Advanced, Bounds, check_bounds
 from uvit_decay.runtime.errors import MOST_SEED, UserError
@@ -19,7 +20,6 @@ MOST_IMAGES = 10_000_000  # 200 times what papers sample
 Count = Annotated[int, Bounds(1, MOST_IMAGES)]
 Seed = Annotated[int, Bounds(0, MOST_SEED)]
 PrecisionOption = Literal["float32", "tf32", "bf16"]
-Weights = Literal["ema", "raw"]
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from uvit_decay import __version__
 from uvit_decay.checkpoint import Checkpoint, load
 from uvit_decay.checkpoint.io import INDEX, KEY, WEIGHTS
 from uvit_decay.checkpoint.official.common import IMPORTED
-from uvit_decay.generation.options import Weights
+from uvit_decay.checkpoint.options import Weights
 from uvit_decay.hub.bundle import bundle
 from uvit_decay.hub.denoiser import DecayedDenoiser, SiTDenoiser, UViTDenoiser
 from uvit_decay.hub.pipeline import DecayPipeline, code_of, write_files

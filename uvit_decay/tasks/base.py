@@ -37,11 +37,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from uvit_decay.checkpoint.io import KEY, ModelCard, StoredModel, load
+from uvit_decay.checkpoint.options import Weights
 from uvit_decay.data.batches import Batch
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.diffusion.sampling import Sampling
-from uvit_decay.generation.options import Weights
 from uvit_decay.images.class_names import class_hash
 from uvit_decay.nn.base import check_attributes
 from uvit_decay.runs.counters import run_length

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from uvit_decay.checkpoint.io import load
+from uvit_decay.checkpoint.options import Weights
 from uvit_decay.data.batches import Batch
 from uvit_decay.diffusion.noise_path import VP, NoisePath
 from uvit_decay.diffusion.prediction import (
@@ -24,7 +25,6 @@ from uvit_decay.diffusion.prediction import (
     training_times,
 )
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
-from uvit_decay.generation.options import Weights
 from uvit_decay.nn.resnet import ResNet
 from uvit_decay.nn.vit import Encoder
 from uvit_decay.runtime.errors import UserError, check_numbers

@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from uvit_decay.checkpoint.detect import PREFIX
-from uvit_decay.checkpoint.import_options import ImportOptions, PathName
 from uvit_decay.checkpoint.io import ModelCard, remove_prefix
+from uvit_decay.checkpoint.options import ImportOptions, PathName, Weights
 from uvit_decay.diffusion.noise_path import GVP, VP, DDPMLinear, Linear, NoisePath, SDDiscrete
 from uvit_decay.diffusion.prediction import Prediction
 from uvit_decay.diffusion.sampling import Sampling
-from uvit_decay.generation.options import Weights
 from uvit_decay.images.autoencoder import LatentSpace
 from uvit_decay.nn.mae import MAE
 from uvit_decay.nn.sit import SiT

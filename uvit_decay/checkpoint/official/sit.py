@@ -30,9 +30,9 @@ from uvit_decay.checkpoint.official.common import (
     find_alpha_min,
     read_arguments,
 )
+from uvit_decay.checkpoint.options import Weights
 from uvit_decay.diffusion.protocols import protocol_sampling
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
-from uvit_decay.generation.options import Weights
 from uvit_decay.nn.sit import SiT
 from uvit_decay.nn.sizes import SIT_SIZES
 from uvit_decay.runtime.errors import UserError

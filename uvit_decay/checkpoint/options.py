@@ -1,4 +1,4 @@
-"""Options of an import, as a group of a command line; imports no torch."""
+"""Options of loading and importing a checkpoint, for command lines; imports no torch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Literal, get_type_hints
 
 from uvit_decay.runtime.validation import as_type
 
+Weights = Literal["ema", "raw"]
 PathName = Literal["linear", "gvp", "vp", "sd-discrete", "ddpm-linear"]
 
 
