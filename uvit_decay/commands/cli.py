@@ -77,6 +77,8 @@ def _hush() -> None:
 class CLI(LightningCLI):
     """LightningCLI with one seed for everything; flags take precedence over the settings of a checkpoint."""
 
+    _digests: dict[str, str] | None = None  # of `digest_files`, from the first dump of the settings
+
     writes = True  # whether the command writes to the run folder
 
     @classmethod
@@ -284,7 +286,9 @@ class CLI(LightningCLI):
         text = self._parser(self.subcommand).dump(self.config[self.subcommand])
         values = flat(yaml.safe_load(text))
         settings = {name: value for name, value in values if name.startswith(EXPERIMENT)}
-        return settings | digest_files(settings)
+        if self._digests is None:  # the files may be large: they are read once
+            self._digests = digest_files(settings)
+        return settings | self._digests
 
 
 @contextmanager
