@@ -22,7 +22,7 @@ gpu:  ## on a GPU: waits of the host, a run killed and resumed, doctor, speed an
 	python -m benchmarks.gpu
 faults:  ## kills, faults and hostile files by the hundred, and their tables: half an hour on 2 cores
 	pytest --exhaustive -n auto tests/faults tests/fuzz tests/test_machines.py tests/runtime \
-		tests/evaluation tests/tasks/test_sharding.py tests/test_benchmarks.py
+		tests/evaluation tests/tasks/parallel/test_sharding.py tests/test_benchmarks.py
 digits:  ## train the default and put it where sample.py finds it
 	python train.py fit
 	uvit-decay export "$$(ls -td runs/digits/version_* | head -1)/checkpoints/last.ckpt" checkpoints/digits.safetensors

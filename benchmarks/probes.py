@@ -13,7 +13,7 @@ from torch import Tensor
 
 from benchmarks.cases import Agreement, Case, Compared, Setting
 from uvit_decay.checkpoint import load
-from uvit_decay.evaluation.open_by_name import open_data
+from uvit_decay.data.named import open_data
 from uvit_decay.representations.logistic import HELD_OUT, L2_GRID, logistic_grid
 from uvit_decay.representations.options import TIMES, Probing
 from uvit_decay.representations.probing import Prober

@@ -28,12 +28,12 @@ from threadpoolctl import threadpool_limits
 
 from uvit_decay.callbacks import EMA, LastCheckpoint
 from uvit_decay.data import Digits
+from uvit_decay.data.named import SETS
 from uvit_decay.decay import SHORTCUTS
 from uvit_decay.diffusion.samplers import SAMPLERS
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.evaluation.feature_table import EXTRACTORS
 from uvit_decay.evaluation.metric_table import METRICS
-from uvit_decay.evaluation.open_by_name import SETS
 from uvit_decay.metrics import SmallClassifier
 from uvit_decay.nn import MAE, ResNet, SiT, UViT, ViT
 from uvit_decay.representations.protocols import PROTOCOLS

@@ -20,7 +20,7 @@ FORBIDDEN = {
     "diffusion": (ISLANDS | ABOVE | {"decay"}) - {"diffusion"},
     "data": (ISLANDS | ABOVE | {"decay"}) - {"data"},
     "metrics": (ISLANDS | ABOVE | {"decay"}) - {"metrics"},
-    "representations": {"tasks", "callbacks", "compare", "doctor", "commands", "decay", "hub"},
+    "representations": {"evaluation", "tasks", "callbacks", "compare", "doctor", "commands", "decay", "hub"},
     "compare": (ISLANDS | ABOVE | {"decay"}) - {"compare", "evaluation", "runs"},  # reads the table of metrics
     "runs": (ISLANDS | ABOVE | {"decay"}) - {"runs", "data", "checkpoint"},
     "evaluation": {"tasks", "callbacks", "doctor", "commands", "hub"},

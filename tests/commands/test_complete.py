@@ -10,7 +10,7 @@ from refusals import find_line
 from uvit_decay.checkpoint import load
 from uvit_decay.commands.complete import reset_alpha_min, unclip_latents
 from uvit_decay.data import AugmentedImages, Images, folder
-from uvit_decay.evaluation.open_by_name import open_data
+from uvit_decay.data.named import open_data
 
 NAMES = [f"{kind}/{i}.png" for kind in ("cat", "dog") for i in range(4)]
 FLAGS = ["--data.batch_size=4", "--data.channels=1", "--model.net.num_classes=2", "--trainer.max_steps=1"]

@@ -16,8 +16,8 @@ from uvit_decay.data import Augment, AugmentedImages
 from uvit_decay.data.augmented import Cached, Streamed
 from uvit_decay.data.batches import InMemory, StepLoader, StepSampler
 from uvit_decay.data.decoding import Box, decode_box
+from uvit_decay.data.named import open_data
 from uvit_decay.evaluation.image_sources import DatasetImages
-from uvit_decay.evaluation.open_by_name import open_data
 
 RAND = "rand-m9-mstd0.5-inc1"
 

@@ -13,8 +13,8 @@ from refusals import raises_user_error
 
 from uvit_decay.data import HubDataset, Images
 from uvit_decay.data.hub_dataset import HubListing
+from uvit_decay.data.named import describe_test_images, open_data
 from uvit_decay.evaluation.image_sources import DatasetImages
-from uvit_decay.evaluation.open_by_name import describe_test_images, open_data
 from uvit_decay.runtime.errors import UserError
 
 datasets = pytest.importorskip("datasets")

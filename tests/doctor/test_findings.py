@@ -10,7 +10,7 @@ from lightning.pytorch import Trainer
 from refusals import raises_user_error
 
 from uvit_decay.callbacks import EMA, GenerationMetrics, LastCheckpoint, Preview
-from uvit_decay.commands.nodes import check_nodes
+from uvit_decay.commands.checks import check_nodes
 from uvit_decay.data import Digits, Latents
 from uvit_decay.doctor import Finding, Report, Run
 from uvit_decay.doctor.cost import check_disk, check_memory, checkpoint_bytes, count_checkpoints, estimate_length

@@ -13,9 +13,10 @@ from uvit_decay.data import Images
 from uvit_decay.data.decoding import ResizedCentre, centre_crop
 from uvit_decay.data.folder import OnDisk
 from uvit_decay.data.image_files import list_images
+from uvit_decay.data.named import describe_test_images, open_data
 from uvit_decay.evaluation.generation import open_reference
 from uvit_decay.evaluation.image_sources import DatasetImages
-from uvit_decay.evaluation.open_by_name import describe_test_images, open_data, open_images
+from uvit_decay.evaluation.open_by_name import open_images
 from uvit_decay.images.io import save_npz, save_pngs
 
 

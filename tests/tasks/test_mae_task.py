@@ -10,7 +10,7 @@ from small_mae import mae_task
 
 from uvit_decay.checkpoint import load
 from uvit_decay.data import Digits
-from uvit_decay.evaluation.open_by_name import open_data
+from uvit_decay.data.named import open_data
 from uvit_decay.runtime.random import uniform
 from uvit_decay.tasks import MAETask
 

@@ -12,12 +12,15 @@ from typing import Any, NoReturn
 import torch
 import yaml
 from jsonargparse import Namespace, get_loader, set_loader, set_parsing_settings
+from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser
+from lightning.pytorch.strategies import ParallelStrategy
 
 import uvit_decay
 from uvit_decay import diffusion
 from uvit_decay.commands.fit_help import FIT_FLAGS, list_configs
 from uvit_decay.commands.messages import NAMEABLE, PRECISIONS, TAKEN, describe_error
+from uvit_decay.runtime.distributed import BY_HAND, find_launcher
 from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole, explain
 from uvit_decay.runtime.instantiate import current_path
 from uvit_decay.runtime.program import find_config
@@ -205,3 +208,21 @@ def _check_folders(trainer: Namespace) -> None:
     for name, folder in folders:
         if folder is not None and "://" in str(folder):
             raise UserError(f"--trainer.{name} {folder}: a run is written to a local folder, give its path")
+
+
+def check_nodes(trainer: Trainer) -> None:
+    """Raise a UserError if the trainer counts other processes than a launcher has started, or cannot find its nodes."""
+    started, launcher = find_launcher()
+    strategy = trainer.strategy
+    outside = isinstance(strategy, ParallelStrategy) and strategy.cluster_environment.creates_processes_externally
+    counted = trainer.num_nodes * trainer.num_devices  # torchrun's environment has its own `world_size`
+    flags = f"--trainer.num_nodes {trainer.num_nodes} x {trainer.num_devices} devices"
+    if trainer.num_nodes > 1 and not outside:
+        unset = [name for name in BY_HAND if name not in os.environ]
+        if unset:
+            raise UserError(f"{flags}: set {', '.join(unset)} on every node, or use a launcher (docs/machines.md)")
+    elif started != counted and (outside or started > 1):
+        raise UserError(
+            f"{launcher} has started {started} processes, the trainer counts {counted} ({flags}): set "
+            "--trainer.num_nodes to the nodes, and --trainer.devices to the processes of each"
+        )

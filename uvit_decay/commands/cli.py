@@ -23,9 +23,8 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from tensorboard.summary.writer.event_file_writer import _AsyncWriterThread
 
 from uvit_decay.callbacks import Progress  # imports all callbacks, so that flags may name them without the module
-from uvit_decay.commands.checks import Parser, check_values, limit, locate
+from uvit_decay.commands.checks import Parser, check_nodes, check_values, limit, locate
 from uvit_decay.commands.complete import complete
-from uvit_decay.commands.nodes import check_nodes
 from uvit_decay.data import ImageData
 from uvit_decay.nn import ImageNetwork  # noqa: F401  imports all networks, for the same reason
 from uvit_decay.runs.checkpoints import (

@@ -54,7 +54,7 @@ def probe(
         out: folder for probes.csv, .json and .png, cknna.png and noise_share.png; default: in probes/, a telling name.
     """
     from uvit_decay.commands.opening import claim_outputs, open_program
-    from uvit_decay.evaluation.open_by_name import describe_data
+    from uvit_decay.data.named import describe_data
     from uvit_decay.representations.checks import check_probed, choose_images
     from uvit_decay.representations.networks import open_network, open_probed_data
     from uvit_decay.representations.probing import Prober

@@ -28,8 +28,7 @@ from collections.abc import Sequence
 from uvit_decay.commands.fit_help import ABOUT, format_fit_help
 from uvit_decay.runtime.command_line import respell
 from uvit_decay.runtime.errors import UserError, user_errors
-from uvit_decay.runtime.launcher import check_launcher_variables
-from uvit_decay.runtime.program import DEFAULT_CONFIG, find_bundled, localise, quiet_libraries
+from uvit_decay.runtime.program import DEFAULT_CONFIG, check_launcher_variables, find_bundled, localise, quiet_libraries
 from uvit_decay.runtime.signals import stoppable
 from uvit_decay.runtime.suggestions import did_you_mean
 

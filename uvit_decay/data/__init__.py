@@ -15,7 +15,9 @@ MODULES = {
     "InMemory": "batches",
     "Images": "folder",
     "Latents": "latents.module",
+    "SETS": "named",
     "Sizes": "datamodule",
+    "open_data": "named",
 }
 __all__ = list(MODULES)
 # The first use of a name imports all modules, so that a search for subclasses of ImageData finds them.

@@ -1,20 +1,13 @@
-"""Images and data named on the command line: a path, a data set with its split, or the data of a configuration."""
+"""Images named on the command line: a path, a data set with its split, or the data of a configuration."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from uvit_decay.data import CIFAR10, CIFAR100, AugmentedImages, Digits, ImageData, Images
+from uvit_decay.data.named import SETS, build_data, is_data_set
 from uvit_decay.evaluation.image_sources import ArrayImages, DatasetImages, FileImages, ImageSource
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import at_home
-from uvit_decay.runtime.instantiate import Spec, build
-from uvit_decay.runtime.program import find_config
 from uvit_decay.runtime.typed import check_types
-from uvit_decay.runtime.validation import as_type, read_yaml
 
-SMALL = 64  # pixels: pictures of this size or less fill their frame
-SETS = {"digits": Digits, "cifar10": CIFAR10, "cifar100": CIFAR100}
 EXAMPLES = ", ".join(f"{name}:train" for name in SETS)
 FORMS = (
     f"a folder, zip or tar of images, an .npz, a data set such as {EXAMPLES}, or a configuration such as "
@@ -45,12 +38,6 @@ def open_images(name: str, channels: int, image_size: int | None = None) -> Imag
     return FileImages(path, channels, image_size)
 
 
-def is_data_set(name: str) -> bool:
-    """Return whether a name of images is a data set or a configuration with its split, and not a path."""
-    stem, _, split = name.rpartition(":")
-    return bool(split) and (stem in SETS or stem.endswith((".yaml", ".yml")))
-
-
 def count_channels(name: str) -> int | None:
     """Return the number of channels of a data set or configuration; None for a path, whose images are read as asked.
 
@@ -60,7 +47,7 @@ def count_channels(name: str) -> int | None:
     if not is_data_set(name):
         return None
     stem, _, _ = name.rpartition(":")
-    return _build_data(stem).channels
+    return build_data(stem).channels
 
 
 def open_test_images(name: str, channels: int) -> ImageSource | None:
@@ -73,93 +60,18 @@ def open_test_images(name: str, channels: int) -> ImageSource | None:
     stem, _, split = name.rpartition(":")
     if not is_data_set(name) or split != "train":
         return None
-    data = _build_data(stem)
+    data = build_data(stem)
     data.setup()
     if data.test is None:
         return None
     return DatasetImages(f"{data.name}-test", data.test, channels, data.class_names)
 
 
-@check_types
-def open_data(name: str, test: str | None, image_size: int, channels: int, clean: bool = False) -> ImageData:
-    """Open training and test data: a name in SETS, a configuration, or images.
-
-    A tenth of images at a path is held out for testing, unless `test` is given.
-
-    Args:
-        name: such as cifar100, configs/cifar100_uvit_s.yaml, or the path of a folder, zip or tar of class folders.
-        test: path of test images, if `name` is a path of images.
-        image_size: image size of the network, to which images are cropped.
-        channels: number of channels of the network.
-        clean: crop images at a path as classifiers are tested: shorter side image_size / 0.875, bicubic, then the
-            centre; up to SMALL pixels the whole picture. Otherwise they get ADM's crop, as in the training of
-            denoisers.
-
-    Raises:
-        UserError: there is no such data, or it does not fit the network.
-    """
-    if name in SETS or name.endswith((".yaml", ".yml")):
-        if test:
-            raise UserError(f"--test {test}: {name} has its own test images; leave --test out")
-        data = _build_data(name, image_size)
-    elif at_home(name).exists():
-        data = _build_folder_data(name, test, image_size, channels, clean)
-    else:
-        raise UserError(f"--data {name} does not exist: give {', '.join(SETS)}, a configuration, or class folders")
-    data.setup()
-    if (data.image_size, data.channels) != (image_size, channels):
-        actual = f"{data.image_size}x{data.image_size}x{data.channels}"
-        raise UserError(f"{name} has {actual} images, but the network takes {image_size}x{image_size}x{channels}")
-    return data
-
-
-def _build_folder_data(name: str, test: str | None, image_size: int, channels: int, clean: bool) -> ImageData:
-    """Build the data module of class folders; arguments as in `open_data`."""
-    sizes = {"image_size": image_size, "channels": channels, "batch_size": 1}
-    holdout = 0.0 if test else 0.1
-    if not clean:
-        return Images(name, test, holdout, **sizes)
-    crop = 1.0 if image_size <= SMALL else 0.875
-    # No memory for pictures: each is read once.
-    return AugmentedImages(name, test_path=test, test_crop=crop, holdout=holdout, memory_gb=0, **sizes)
-
-
-def describe_data(data: ImageData) -> dict[str, str]:
-    """Return the descriptions of the pictures and of the test images for reports."""
-    return {"pictures": _describe_pictures(data), "test images": describe_test_images(data)}
-
-
-def _describe_pictures(data: ImageData) -> str:
-    """Return how the pictures were resized and cropped, for reports."""
-    size = data.image_size
-    if isinstance(data, AugmentedImages):
-        return f"shorter side {data.crop.shorter_side(size)}, bicubic, centre {size}"
-    if isinstance(data, Images):
-        return f"crop of ADM, {size}"
-    return f"as stored, {size}"
-
-
-def describe_test_images(data: ImageData) -> str:
-    """Return the description of the test images for reports, with a remark if training images are among them."""
-    if not isinstance(data, Images):
-        text = "the test images of the data set"
-    elif data.test_name:
-        text = data.test_name
-    else:
-        text = (
-            f"a random {data.holdout:.0%} of this data set, held out here; a network trained without this holdout has "
-            "already seen these images"
-        )
-    if data.overlap:
-        text += f"; {data.overlap}"
-    return text
-
-
 def _open_split(stem: str, split: str, channels: int) -> DatasetImages:
     """Open the training or test images of a data set in SETS or of a configuration."""
     if split not in ("train", "test"):
         raise UserError(f"{stem}:{split}: the split must be train or test")
-    data = _build_data(stem)
+    data = build_data(stem)
     data.setup()
     images = data.train if split == "train" else data.test
     if data.latents:
@@ -167,27 +79,3 @@ def _open_split(stem: str, split: str, channels: int) -> DatasetImages:
     if images is None:
         raise UserError(f"{stem} has no test images")
     return DatasetImages(f"{data.name}-{split}", images, channels, data.class_names)
-
-
-def _build_data(name: str, image_size: int | None = None) -> ImageData:
-    """Build a data set in SETS, or the data module of a configuration.
-
-    Args:
-        name: name of the data set or configuration.
-        image_size: image size of the network, to which images are cropped if the configuration has no size.
-
-    Raises:
-        UserError: the configuration cannot be read, or has no data module of uvit_decay.data.
-    """
-    if name in SETS:
-        return SETS[name]()
-    where = f"{name}: data"
-    data = as_type(dict[str, object], read_yaml(Path(find_config(name))).get("data"), where)
-    values = {"class_path": data.get("class_path"), "init_args": data.get("init_args") or {}}
-    spec = as_type(Spec, values, where)
-    if not spec.is_from("uvit_decay.data"):
-        raise UserError(f"{where}: {spec.class_path} is not a data module of uvit_decay.data")
-    module = build(spec, ImageData, "uvit_decay.data", where=where)
-    if image_size is not None and isinstance(module, Images) and spec.init_args.get("image_size") is None:
-        module.image_size = image_size
-    return module

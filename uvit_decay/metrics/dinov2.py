@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from uvit_decay.metrics.extractors import Extractor, Features
 from uvit_decay.metrics.resize import DINOV2_SIZE, RESIZE_DINOV2, DINOv2Protocol
-from uvit_decay.runtime.compilation import check_compile
 from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.precision import Precision, chosen_precision, computing
 from uvit_decay.runtime.tensor_files import digest, load_weights, mismatch
 from uvit_decay.runtime.typed import check_types
+from uvit_decay.runtime.validation import check_compile
 
 LARGE = (1024, 24)  # width and depth of the network of all published numbers
 _AT_ONCE = 16  # images in a batch on a CPU

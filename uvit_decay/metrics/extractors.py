@@ -21,12 +21,12 @@ from torch import Tensor, nn
 
 from uvit_decay.images.io import to_float
 from uvit_decay.metrics import resize
-from uvit_decay.runtime.compilation import check_compile
 from uvit_decay.runtime.distributed import cpu_threads
 from uvit_decay.runtime.errors import UserError, check_whole
 from uvit_decay.runtime.precision import Precision, chosen_precision, computing
 from uvit_decay.runtime.random import generator
 from uvit_decay.runtime.typed import check_types
+from uvit_decay.runtime.validation import check_compile
 
 if TYPE_CHECKING:
     from uvit_decay.metrics.inception_net import InceptionV3

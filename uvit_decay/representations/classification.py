@@ -105,7 +105,7 @@ class Classifying:
 
     def _describe_features(self, prober: Prober) -> dict[str, Any]:
         """Return everything that the features depend on except the weights, as plain values."""
-        from uvit_decay.evaluation.open_by_name import describe_data
+        from uvit_decay.data.named import describe_data
 
         train, test = choose_images(self.options, self.data)
         images = "clean images"

@@ -124,7 +124,7 @@ def open_probed_data(network: ProbedNetwork, data: str | None, test: str | None)
     Raises:
         UserError: no data is named and the training data cannot be opened by its name, or the data does not fit.
     """
-    from uvit_decay.evaluation.open_by_name import SETS, open_data
+    from uvit_decay.data.named import SETS, open_data
 
     if data is None and network.data not in SETS:
         if not network.data:

@@ -35,8 +35,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from uvit_decay.runtime.errors import UserError, check_whole, user_errors
-from uvit_decay.runtime.launcher import check_launcher_variables
-from uvit_decay.runtime.program import localise, quiet_libraries
+from uvit_decay.runtime.program import check_launcher_variables, localise, quiet_libraries
 from uvit_decay.runtime.suggestions import did_you_mean
 
 ENTRY = re.compile(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)  # of the section Args: of a docstring

@@ -13,7 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
-from uvit_decay.runtime.errors import UserError, explain
+from uvit_decay.runtime.errors import UserError, check_choice, explain
 from uvit_decay.runtime.files import replacing
 
 MOST_VALUES = 200_000  # far beyond any file of this project, as is the next one
@@ -196,3 +196,13 @@ def _dataclass(kind: type, values: dict[str, Any], where: str) -> Any:
         raise UserError(f"{where} has the unknown field {min(unknown)}: {advice}")
     checked = {name: as_type(hints[name], value, f"{where}: {name}") for name, value in values.items()}
     return kind(**checked)
+
+
+def check_compile(compile: bool | str, *others: str) -> None:
+    """Raise a UserError unless `compile` is a bool, the name of a backend of torch.compile, or one of `others`."""
+    if isinstance(compile, bool) or compile in others:  # listing the backends imports them, for seconds
+        return
+    import torch
+
+    backends = torch.compiler.list_backends(exclude_tags=())
+    check_choice(("true", "false", *others, *backends), compile=compile)

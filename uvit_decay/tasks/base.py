@@ -48,14 +48,13 @@ from uvit_decay.runs.counters import run_length
 from uvit_decay.runs.restore import restore_run
 from uvit_decay.runs.resume import Start
 from uvit_decay.runs.settings import Settings
-from uvit_decay.runtime.compilation import check_compile
 from uvit_decay.runtime.errors import UserError, check_whole
 from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.runtime.precision import check_training_precision
-from uvit_decay.tasks.data_match import check_match
+from uvit_decay.runtime.validation import check_compile
 from uvit_decay.tasks.finite import LossGuard, check_finite
 from uvit_decay.tasks.init_from import adapt, read_initial
-from uvit_decay.tasks.loader_data import LoaderData
+from uvit_decay.tasks.loader_data import LoaderData, check_match
 from uvit_decay.tasks.losses.auxiliary import PREFIX, AuxiliaryLoss, AuxiliaryLosses, Observed
 from uvit_decay.tasks.optim.clipping import clip
 from uvit_decay.tasks.optim.options import Optimization

@@ -1,4 +1,4 @@
-"""The data of a plain Lightning script: its own loaders, passed to `Trainer.fit` instead of a data module."""
+"""Data that must fit the network: data modules, and loaders passed to `Trainer.fit` by a plain Lightning script."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from uvit_decay.data.batches import Batch
+from uvit_decay.data.datamodule import ImageData
 from uvit_decay.images.io import to_float, to_uint8
 from uvit_decay.runtime.errors import UserError
 
@@ -131,3 +132,32 @@ class LoaderData:
             raise UserError(f"the loader yields labels {found}, the network has num_classes {classes}")
         if bool((images >= 0).all()):
             rank_zero_info("warning: the images of the loader hold no negative values; the networks take [-1, 1]")
+
+
+def check_match(net: nn.Module, data: ImageData) -> None:
+    """Raise a UserError if image size, channels or number of classes of the data are not the network's."""
+    required = {"image_size": data.image_size, "channels": data.channels}
+    if net.num_classes:
+        required["num_classes"] = len(data.class_names)
+    of_data, of_net, flags = [], [], []
+    for name, value in required.items():
+        ours = getattr(net, name)
+        if ours != value:
+            of_data.append(f"{name} {value}")
+            of_net.append(str(ours))
+            flags.append(_choose_flags(data, name, value, ours))
+    if flags:
+        raise UserError(
+            f"the data have {', '.join(of_data)}, the network has {', '.join(of_net)}: set {' '.join(flags)}"
+        )
+
+
+def _choose_flags(data: ImageData, name: str, of_data: int, of_net: int) -> str:
+    """Return the flags of which either makes network and data agree on `name`.
+
+    The flag of the network comes first: images of another size or in grey are rarely what is wanted.
+    """
+    of_model = f"--model.net.{name} {of_data}"
+    if name not in data.adjustable:
+        return of_model
+    return f"{of_model} (or --data.{name} {of_net})"

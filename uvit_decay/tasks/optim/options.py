@@ -17,10 +17,10 @@ from uvit_decay.runtime.errors import UserError, check_numbers, check_whole
 from uvit_decay.runtime.optimizers import MUON
 from uvit_decay.runtime.typed import check_types
 from uvit_decay.tasks.optim.rate_over_gain import RateFactors, RowSteps, rate_factors
+from uvit_decay.tasks.optim.schedule import Annealing, anneal
 from uvit_decay.tasks.optim.table import ARGUMENTS, FLAG, MOMENTUM, OPTIMIZERS, build_class
 
 DecayOn = Literal["all", "matrices", "layers"]
-Annealing = Literal["constant", "cosine", "wsd"]
 EMBEDDINGS = ("pos_embed", "cls_token")  # without weight decay in fine-tuning (MAE's code)
 
 
@@ -204,14 +204,7 @@ class Optimization:
         if step < warmup:
             begun = step if self.warmup_epochs is not None else step + 1
             return begun / warmup
-        if self.schedule == "constant":
-            return 1.0
-        if self.schedule == "wsd":
-            left = max(0.0, total - step)
-            return floor + (1.0 - floor) * min(1.0, left / self.cooldown)
-        progress = (step - warmup) / max(1, total - warmup)
-        cosine = 0.5 * (1.0 + math.cos(math.pi * min(1.0, progress)))
-        return floor + (1.0 - floor) * cosine
+        return anneal(self.schedule, step - warmup, total - warmup, self.cooldown, floor)
 
     def groups(self, net: nn.Module, lr: float, own: Sequence[tuple[str, nn.Parameter]] = ()) -> list[dict[str, Any]]:
         """Return the trained parameters in groups of one learning rate and weight decay.

@@ -1,0 +1,125 @@
+"""Data named on the command line: a data set, the data of a configuration, or the path of class folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from uvit_decay.data.augmented import AugmentedImages
+from uvit_decay.data.cifar import CIFAR10, CIFAR100
+from uvit_decay.data.datamodule import ImageData
+from uvit_decay.data.digits import Digits
+from uvit_decay.data.folder import Images
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.files import at_home
+from uvit_decay.runtime.instantiate import Spec, build
+from uvit_decay.runtime.program import find_config
+from uvit_decay.runtime.typed import check_types
+from uvit_decay.runtime.validation import as_type, read_yaml
+
+SMALL = 64  # pixels: pictures of this size or less fill their frame
+SETS = {"digits": Digits, "cifar10": CIFAR10, "cifar100": CIFAR100}
+
+
+@check_types
+def open_data(name: str, test: str | None, image_size: int, channels: int, clean: bool = False) -> ImageData:
+    """Open training and test data: a name in SETS, a configuration, or images.
+
+    A tenth of images at a path is held out for testing, unless `test` is given.
+
+    Args:
+        name: such as cifar100, configs/cifar100_uvit_s.yaml, or the path of a folder, zip or tar of class folders.
+        test: path of test images, if `name` is a path of images.
+        image_size: image size of the network, to which images are cropped.
+        channels: number of channels of the network.
+        clean: crop images at a path as classifiers are tested: shorter side image_size / 0.875, bicubic, then the
+            centre; up to SMALL pixels the whole picture. Otherwise they get ADM's crop, as in the training of
+            denoisers.
+
+    Raises:
+        UserError: there is no such data, or it does not fit the network.
+    """
+    if name in SETS or name.endswith((".yaml", ".yml")):
+        if test:
+            raise UserError(f"--test {test}: {name} has its own test images; leave --test out")
+        data = build_data(name, image_size)
+    elif at_home(name).exists():
+        data = _build_folder_data(name, test, image_size, channels, clean)
+    else:
+        raise UserError(f"--data {name} does not exist: give {', '.join(SETS)}, a configuration, or class folders")
+    data.setup()
+    if (data.image_size, data.channels) != (image_size, channels):
+        actual = f"{data.image_size}x{data.image_size}x{data.channels}"
+        raise UserError(f"{name} has {actual} images, but the network takes {image_size}x{image_size}x{channels}")
+    return data
+
+
+def _build_folder_data(name: str, test: str | None, image_size: int, channels: int, clean: bool) -> ImageData:
+    """Build the data module of class folders; arguments as in `open_data`."""
+    sizes = {"image_size": image_size, "channels": channels, "batch_size": 1}
+    holdout = 0.0 if test else 0.1
+    if not clean:
+        return Images(name, test, holdout, **sizes)
+    crop = 1.0 if image_size <= SMALL else 0.875
+    # No memory for pictures: each is read once.
+    return AugmentedImages(name, test_path=test, test_crop=crop, holdout=holdout, memory_gb=0, **sizes)
+
+
+def build_data(name: str, image_size: int | None = None) -> ImageData:
+    """Build a data set in SETS, or the data module of a configuration.
+
+    Args:
+        name: name of the data set or configuration.
+        image_size: image size of the network, to which images are cropped if the configuration has no size.
+
+    Raises:
+        UserError: the configuration cannot be read, or has no data module of uvit_decay.data.
+    """
+    if name in SETS:
+        return SETS[name]()
+    where = f"{name}: data"
+    data = as_type(dict[str, object], read_yaml(Path(find_config(name))).get("data"), where)
+    values = {"class_path": data.get("class_path"), "init_args": data.get("init_args") or {}}
+    spec = as_type(Spec, values, where)
+    if not spec.is_from("uvit_decay.data"):
+        raise UserError(f"{where}: {spec.class_path} is not a data module of uvit_decay.data")
+    module = build(spec, ImageData, "uvit_decay.data", where=where)
+    if image_size is not None and isinstance(module, Images) and spec.init_args.get("image_size") is None:
+        module.image_size = image_size
+    return module
+
+
+def is_data_set(name: str) -> bool:
+    """Return whether a name of images is a data set or a configuration with its split, and not a path."""
+    stem, _, split = name.rpartition(":")
+    return bool(split) and (stem in SETS or stem.endswith((".yaml", ".yml")))
+
+
+def describe_data(data: ImageData) -> dict[str, str]:
+    """Return the descriptions of the pictures and of the test images for reports."""
+    return {"pictures": _describe_pictures(data), "test images": describe_test_images(data)}
+
+
+def _describe_pictures(data: ImageData) -> str:
+    """Return how the pictures were resized and cropped, for reports."""
+    size = data.image_size
+    if isinstance(data, AugmentedImages):
+        return f"shorter side {data.crop.shorter_side(size)}, bicubic, centre {size}"
+    if isinstance(data, Images):
+        return f"crop of ADM, {size}"
+    return f"as stored, {size}"
+
+
+def describe_test_images(data: ImageData) -> str:
+    """Return the description of the test images for reports, with a remark if training images are among them."""
+    if not isinstance(data, Images):
+        text = "the test images of the data set"
+    elif data.test_name:
+        text = data.test_name
+    else:
+        text = (
+            f"a random {data.holdout:.0%} of this data set, held out here; a network trained without this holdout has "
+            "already seen these images"
+        )
+    if data.overlap:
+        text += f"; {data.overlap}"
+    return text
