@@ -13,7 +13,8 @@ from conftest import ROOT
 from diffusers.utils import dynamic_modules_utils
 from torch import nn
 
-from uvit_decay.checkpoint.io import KEY, ModelCard
+from uvit_decay.checkpoint.detect import KEY
+from uvit_decay.checkpoint.io import ModelCard
 from uvit_decay.diffusion.noise_path import Linear, NoisePath
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.generation.options import SamplingOptions

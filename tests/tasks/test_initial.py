@@ -11,7 +11,7 @@ from small_vit import fine_tuning, linear_probe, small_vit
 
 from uvit_decay.checkpoint import ModelCard, load
 from uvit_decay.checkpoint.convert import export_file
-from uvit_decay.checkpoint.io import KEY
+from uvit_decay.checkpoint.detect import KEY
 from uvit_decay.data import Digits
 from uvit_decay.nn import ResNet, ViT
 from uvit_decay.nn.embed import resize_positions

@@ -17,8 +17,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from uvit_decay.checkpoint.detect import DIFFUSERS_DIT, MAE_FILE, SIT, UVIT, VIT_FILE, looks_like
-from uvit_decay.checkpoint.io import HOME, KEY, ModelCard, StoredModel, read, read_third_party
+from uvit_decay.checkpoint.detect import DIFFUSERS_DIT, KEY, MAE_FILE, SIT, UVIT, VIT_FILE, looks_like, read_third_party
+from uvit_decay.checkpoint.io import HOME, ModelCard, StoredModel, read
 from uvit_decay.checkpoint.official import diffusers_dit, mae, sit, uvit
 from uvit_decay.checkpoint.official.common import IMPORTED, ImportOptions, Network, RecognisedModel, StateDict
 from uvit_decay.checkpoint.official.timm import python_lines, timm_state

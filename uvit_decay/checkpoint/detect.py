@@ -1,11 +1,15 @@
-"""Recognition of third-party files by the names of their entries, for imports and error messages."""
+"""Third-party files: reading them, and recognising them by the names of their entries for error messages."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.tensor_files import load_any
 
+KEY = "uvit_decay"  # key of the card in a .ckpt, and in the metadata of a .safetensors
 PREFIX = "module."  # DataParallel puts it before every name
 IMPORTED = "which uvit-decay import makes into one of ours"
 UVIT = f"an official U-ViT, {IMPORTED}"
@@ -49,3 +53,11 @@ def _find_kind(state: Mapping[object, object]) -> str | None:
             if isinstance(name, str) and name.removeprefix(PREFIX).startswith(prefixes):
                 return kind
     return None
+
+
+def read_third_party(path: Path) -> Any:
+    """Load a third-party checkpoint; raise a UserError for a checkpoint of this project."""
+    metadata, contents = load_any(path)
+    if KEY in metadata or (isinstance(contents, dict) and KEY in contents):
+        raise UserError(f"{path} is a checkpoint of this project: use it as it is, or export it")
+    return contents

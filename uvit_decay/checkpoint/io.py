@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uvit_decay.checkpoint.detect import ThirdParty, looks_like
+from uvit_decay.checkpoint.detect import KEY, ThirdParty, looks_like
 from uvit_decay.checkpoint.options import Weights
 from uvit_decay.decay.table import DEPTH_ATTENTION, SHORTCUTS
 from uvit_decay.diffusion.noise_path import NoisePath
@@ -22,14 +22,13 @@ from uvit_decay.diffusion.samplers import SAMPLERS
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
 from uvit_decay.images.autoencoder import LatentSpace
 from uvit_decay.nn.base import DecayedNet, check_attributes
-from uvit_decay.runtime.errors import UserError, check_whole
+from uvit_decay.runtime.errors import UserError, check_whole, explain
 from uvit_decay.runtime.instantiate import Spec, build, check_arguments
 from uvit_decay.runtime.program import localise, or_bundled
-from uvit_decay.runtime.tensor_files import TorchFile, check_weights, load_any, load_tensors, mismatch
+from uvit_decay.runtime.tensor_files import TorchFile, check_weights, load_tensors, mismatch
 from uvit_decay.runtime.typed import check_types
 from uvit_decay.runtime.validation import as_type, is_plain, parse
 
-KEY = "uvit_decay"  # key of the card in a .ckpt, and in the metadata of a .safetensors
 NET = "net."  # prefix of the network's weights in the state_dict of a .ckpt
 OWN = "task."  # prefix of further weights that a task trains
 VERSION = 1  # version of the card's format, to be raised when an older reader would misunderstand it
@@ -317,11 +316,7 @@ def _read_exported(path: Path) -> StoredModel:
 
 
 def remove_prefix(state: Mapping[Any, Any], prefix: str, where: Path) -> dict[str, Any]:
-    """Return the entries with a prefix removed from their names; `where`, their file, is for error messages.
-
-    Raises:
-        UserError: two entries have the same name without the prefix.
-    """
+    """Return entries without a prefix of their names; raise a UserError, naming `where`, if two get the same name."""
     renamed = {}
     for name, value in state.items():
         short = str(name).removeprefix(prefix)
@@ -334,39 +329,53 @@ def remove_prefix(state: Mapping[Any, Any], prefix: str, where: Path) -> dict[st
 def _read_training(path: Path, weights: Weights | None) -> StoredModel:
     contents = read_training_checkpoint(path)
     card = ModelCard.from_dict(contents[KEY], path)
-    state = as_type(dict[str, Tensor], contents.get("state_dict"), f"state_dict of {path}")
-    raw = _network_state(state, path)
-    callbacks = as_type(dict[str, object], contents.get("callbacks"), f"callbacks of {path}")
-    shadow = read_average(callbacks.get("EMA", {}), path)
-    if weights == "ema" and not shadow:
+    stored = TrainingContents.parse(contents, path)
+    raw = stored.network_state(path)
+    if weights == "ema" and not stored.average:
         raise UserError(f"{path} holds no EMA weights: its run had no EMA callback")
-    if weights == "raw" or not shadow:
+    if weights == "raw" or not stored.average:
         return StoredModel(path, replace(card, weights="raw"), raw)
-    not_averaged = frozenset(raw.keys() - shadow.keys())
-    return StoredModel(path, replace(card, weights="ema"), raw | shadow, not_averaged)
+    not_averaged = frozenset(raw.keys() - stored.average.keys())
+    return StoredModel(path, replace(card, weights="ema"), raw | stored.average, not_averaged)
 
 
-def _network_state(state: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """Return the weights `net.*` of a training checkpoint without this prefix.
+@dataclass(frozen=True)
+class TrainingContents:
+    """Contents of a .ckpt of this project, apart from the model card and from what only Lightning reads.
 
-    Further weights of a task, `task.*` (`uvit_decay/tasks/own.py`), are not read.
-
-    Raises:
-        UserError: any other name.
+    Args:
+        state_dict: weights of the task: `net.*`, and `task.*` of its own modules.
+        callbacks: state of each callback by name.
+        average: averaged weights of the network by name, from the callback EMA; empty without this callback.
+        settings: settings of the run, plain values by name; empty for a run of a script.
     """
-    weights = {}
-    for name, value in state.items():
-        if name.startswith(NET):
-            weights[name.removeprefix(NET)] = value
-        elif not name.startswith(OWN):
-            raise UserError(f"{path} is damaged: state_dict has {name}, which is neither net.* nor task.*")
-    return weights
 
+    state_dict: dict[str, Tensor]
+    callbacks: dict[str, object]
+    average: dict[str, Tensor]
+    settings: dict[str, object]
 
-def read_average(state: object, where: object) -> dict[str, Tensor]:
-    """Return the averaged weights in a state of the callback `EMA`, from the file `where`; empty without a callback."""
-    state = as_type(dict[str, object], state, f"EMA of {where}")
-    return as_type(dict[str, Tensor], state.get("shadow", {}), f"EMA weights of {where}")
+    @classmethod
+    def parse(cls, contents: Mapping[str, Any], where: Path | str) -> TrainingContents:
+        """Return the parts of a checkpoint; raise a UserError, which names `where`, if one has another type."""
+        settings = contents.get("settings") or {}
+        callbacks = contents.get("callbacks")
+        with explain(f"{where} is damaged", AttributeError):
+            average = callbacks.get("EMA", {}).get("shadow", {})
+        if not is_plain(settings):
+            raise UserError(f"{where} is damaged: its settings hold more than names and plain values")
+        values = {"state_dict": contents.get("state_dict"), "callbacks": callbacks, "average": average}
+        return as_type(cls, values | {"settings": settings}, str(where))
+
+    def network_state(self, where: Path | str) -> dict[str, Tensor]:
+        """Return the weights of the network without their prefix; raise a UserError for any other than `task.*`."""
+        weights = {}
+        for name, value in self.state_dict.items():
+            if name.startswith(NET):
+                weights[name.removeprefix(NET)] = value
+            elif not name.startswith(OWN):
+                raise UserError(f"{where} is damaged: state_dict has {name}, which is neither net.* nor task.*")
+        return weights
 
 
 @check_types
@@ -389,11 +398,3 @@ def check_ours(contents: object, where: Path | str) -> None:
     """Raise ThirdParty unless `contents` come from a .ckpt of this project."""
     if not isinstance(contents, dict) or KEY not in contents:
         raise ThirdParty(f"{where} was not written by this project, it looks like {looks_like(contents)}")
-
-
-def read_third_party(path: Path) -> Any:
-    """Load a third-party checkpoint; raise a UserError for a checkpoint of this project."""
-    metadata, contents = load_any(path)
-    if KEY in metadata or (isinstance(contents, dict) and KEY in contents):
-        raise UserError(f"{path} is a checkpoint of this project: use it as it is, or export it")
-    return contents

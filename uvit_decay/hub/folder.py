@@ -15,7 +15,8 @@ from safetensors import SafetensorError
 
 from uvit_decay import __version__
 from uvit_decay.checkpoint import Checkpoint, load
-from uvit_decay.checkpoint.io import INDEX, KEY, WEIGHTS
+from uvit_decay.checkpoint.detect import KEY
+from uvit_decay.checkpoint.io import INDEX, WEIGHTS
 from uvit_decay.checkpoint.official.common import IMPORTED
 from uvit_decay.checkpoint.options import Weights
 from uvit_decay.hub.bundle import bundle

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from uvit_decay import checkpoint
-from uvit_decay.checkpoint.io import read_third_party
+from uvit_decay.checkpoint.detect import read_third_party
 from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.generation.options import LoadingOptions
 from uvit_decay.images.autoencoder import LatentSpace

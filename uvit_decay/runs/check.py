@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule
 
-from uvit_decay.checkpoint.io import KEY, ModelCard, check_ours
+from uvit_decay.checkpoint.detect import KEY
+from uvit_decay.checkpoint.io import ModelCard, TrainingContents, check_ours
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.images.class_names import class_hash
 from uvit_decay.runs.form import MALFORMED, check_form, check_tensors
@@ -26,7 +27,6 @@ from uvit_decay.runs.settings import (
 )
 from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.instantiate import Spec
-from uvit_decay.runtime.validation import is_plain
 
 NOT_THE_FUNCTION = ("init", "zero_init", "skip_zero_init", "checkpointing")  # network arguments that may differ
 
@@ -51,25 +51,21 @@ def check(
     check_ours(contents, where)
     with explain(f"{where} is damaged, or of another network", *MALFORMED):
         card = ModelCard.from_dict(contents[KEY], where)
-        _check_settings(contents, card, task, where, trains)
-        check_form(contents, task, positioned)
+        stored = TrainingContents.parse(contents, where)
+        _check_settings(stored, card, task, where, trains)
+        check_form(contents, stored, task, positioned)
     return card
 
 
-def _check_settings(
-    contents: Mapping[str, Any], card: ModelCard, task: LightningModule, where: str, trains: bool
-) -> None:
+def _check_settings(stored: TrainingContents, card: ModelCard, task: LightningModule, where: str, trains: bool) -> None:
     """Raise a UserError that names all differences from the checkpoint that are not allowed."""
-    before = contents.get("settings") or {}
-    if not (isinstance(before, dict) and is_plain(before)):
-        raise ValueError("settings holds more than names and plain values")
     function: list[Change] = []
     for part, ours in task.function_spec().items():
         function += compare_specs(part, getattr(card, part), ours)
-    changes = compare_settings(before, task.settings)
+    changes = compare_settings(stored.settings, task.settings)
     fixed = [change for change in changes if change.effect == FORMS]
     allowable: list[Change] = []
-    if not function or _has_same_tensors(contents["state_dict"], task):
+    if not function or _has_same_tensors(stored.state_dict, task):
         allowable += function
     else:
         fixed += function

@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from uvit_decay.checkpoint.io import complete_weights, read_average
+from uvit_decay.checkpoint.io import TrainingContents, complete_weights
 from uvit_decay.runs.counters import count_global_batches
 from uvit_decay.runtime.tensor_files import has_values
 
@@ -22,25 +22,25 @@ LIGHTNING = re.compile(r"[2-9](\.\d+)+(\.?(a|b|rc|post|dev)\d+)*")
 MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError)  # raised by contents of another form
 
 
-def check_form(contents: Mapping[str, Any], task: LightningModule, positioned: bool) -> None:
+def check_form(contents: Mapping[str, Any], stored: TrainingContents, task: LightningModule, positioned: bool) -> None:
     """Raise one of MALFORMED unless weights, averages and moments have the form of this run's, and all counters exist.
 
     A parameter that never had a gradient has no moments. Of an optimizer by class path, they only have to be finite.
 
     Args:
         contents: contents of the checkpoint.
+        stored: their parts of known types.
         task: task of this run.
         positioned: whether the number of global batches is needed, too.
     """
     version = contents[VERSION]
     if not LIGHTNING.fullmatch(version):
         raise ValueError(f"{VERSION} is {version!r:.40}")
-    weights = complete_weights(task.net, contents["state_dict"], "net.")
+    weights = complete_weights(task.net, stored.state_dict, "net.")
     check_tensors(weights, task.expected_state(weights), "state_dict")
-    ema = contents["callbacks"].get("EMA", {})
-    shadow = read_average(ema, "the checkpoint")
-    if shadow:
-        check_tensors(shadow, dict(task.net.named_parameters()), "ema")
+    if stored.average:
+        check_tensors(stored.average, dict(task.net.named_parameters()), "ema")
+    ema = stored.callbacks.get("EMA")
     (optimizer,) = contents["optimizer_states"]
     (schedule,) = contents["lr_schedulers"]
     _check_optimizer(optimizer, task)

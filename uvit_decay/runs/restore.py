@@ -10,6 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities import rank_zero_info
 
+from uvit_decay.checkpoint.io import ModelCard
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.runs import history
 from uvit_decay.runs.check import check, check_data, describe_changes
@@ -46,28 +47,34 @@ def restore_run(contents: dict[str, Any], task: LightningModule) -> int:
     data = task.data
     trainer = task.trainer
     trains = trainer.state.fn == "fit"
-    step = contents["global_step"]
-    if not isinstance(data, ImageData):
-        check(contents, task, "the checkpoint", trains, positioned=False)
-        if trains:
-            continue_histories(trainer, step)
-        return contents.get("images_seen", 0)
+    has_position = isinstance(data, ImageData)  # a script's own loaders begin the epoch again
     # 1. The file was read again, and scripts have not checked it at all.
-    card = check(contents, task, "the checkpoint", trains)
+    card = check(contents, task, "the checkpoint", trains, has_position)
+    seen = contents.get("images_seen", 0)
+    if has_position:
+        seen = _restore_position(contents, card, task)
+    # 4. Nothing can be refused any more: the histories end where training begins.
+    if trains:
+        continue_histories(trainer, contents["global_step"])
+    return seen
+
+
+def _restore_position(contents: dict[str, Any], card: ModelCard, task: LightningModule) -> int:
+    """Check the data and the length of the run, and replace the counters; return the number of images seen so far."""
+    data = task.data
+    trainer = task.trainer
+    step = contents["global_step"]
     # 2. The images: only now are they known.
     check_data(card, data, task.net.num_classes > 0, task.allowed)
-    # 3. The length: at the end of the run, only results that a killed program lacks are left to do.
     epoch, total = run_length(trainer)
-    if trains:
+    if trainer.state.fn == "fit":
         changes = describe_changes(contents, card, task, data)
         if changes:
             rank_zero_info(f"other settings than in the checkpoint: {changes}")
+        # 3. At the end of the run, only results that a killed program lacks are left to do.
         if step >= total > 0:
             flag = "max_steps" if total == trainer.max_steps else "max_epochs"
             finish(trainer, step, f"--trainer.{flag}")
-        # 4. Nothing can be refused any more: the histories end where training begins.
-        continue_histories(trainer, step)
-    # 5. The position in the data.
     restore_counters(contents, trainer, epoch, data.micro_batches)
     return contents.get("images_seen", step * data.batch_size)
 

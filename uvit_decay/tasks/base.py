@@ -36,7 +36,8 @@ from lightning.pytorch.utilities import GradClipAlgorithmType, rank_zero_info
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from uvit_decay.checkpoint.io import KEY, ModelCard, StoredModel, load
+from uvit_decay.checkpoint.detect import KEY
+from uvit_decay.checkpoint.io import ModelCard, StoredModel, load
 from uvit_decay.checkpoint.options import Weights
 from uvit_decay.data.batches import Batch
 from uvit_decay.data.datamodule import ImageData
