@@ -194,7 +194,7 @@ def test_wrong_runs_are_refused(tmp_path, monkeypatch, capsys):
     expected = {
         tmp_path / "nowhere": "config.yaml",
         good / "config.yaml": "config.yaml",
-        good.parent: "config.yaml",
+        good.parent.parent: "config.yaml",
         early: ("probes.jsonl", "generation.jsonl"),
     }
     for folder, words in expected.items():

@@ -22,6 +22,7 @@ PATIENCE = 3.0  # seconds after which a bar appears
 def compare(
     runs: Sequence[Path],
     by: str = "alpha_min",
+    baseline: str | None = None,
     x: str = "epoch",
     rank: Literal["entropy", "effective"] = "entropy",
     out: Path = Path("compare.png"),
@@ -32,8 +33,11 @@ def compare(
     .csv beside it. Remarks name further differences between the runs.
 
     Args:
-        runs: run folders, such as runs/digits/version_0.
-        by: the option with a curve for each value, such as net.schedule.
+        runs: run folders, such as runs/digits/version_0, or folders of experiments, whose newest runs are taken.
+        by: the option with a curve for each value, such as net.schedule; or arm, for a curve for each experiment
+            without the seed at the end of its name: runs/plain_s0 and runs/plain_s1 are the arm plain.
+        baseline: an arm, or a value of --by, with which the others are compared: the differences of runs of the same
+            seed are printed, too, with the standard error of their mean.
         x: the x axis: step, epoch or images of training, or a second option, such as net.depth, against which the
             values of the last evaluation are drawn.
         rank: the rank that is drawn and correlated: entropy, the paper's entropy of the spectrum, of features centred
@@ -48,24 +52,18 @@ def compare(
         check_writable(path)
 
     from uvit_decay.compare import report
+    from uvit_decay.compare.baseline import compare_with_baseline
     from uvit_decay.compare.differences import remarks
-    from uvit_decay.compare.runs import find_option, group_by_options
 
     loaded = _read_runs(runs)
-    names = [by]
-    options = [find_option(loaded, by, "--by")]
-    if x not in TRAINING:
-        names.append(x)
-        options.append(find_option(loaded, x, "--x"))
-        if options[0] == options[1]:
-            raise UserError(f"--x {x} is the option of --by: name another, or step, epoch or images")
-    groups = group_by_options(loaded, options)
+    names, options, groups = _group(loaded, by, x, baseline)
     ranked = report.RANKS[rank]
     table = report.rows(groups, ranked)
+    differences = compare_with_baseline(groups, baseline) if baseline is not None else []
     with claim_paths(out, spreadsheet):
-        report.save_csv(spreadsheet, names, table)
+        report.save_csv(spreadsheet, names, table, differences)
         if x in TRAINING:
-            report.save_curves(out, by, groups, x, ranked)
+            report.save_curves(out, names[0], groups, x, ranked)
         else:
             report.save_final_values(out, names, groups, options[1], ranked)
     print(f"{report.markdown(names, table)}\n")
@@ -75,9 +73,44 @@ def compare(
     protocol = report.describe_metrics(loaded)
     if protocol:
         print(f"Metrics of samples: {protocol}.")
+    if differences:
+        print(f"\n{report.markdown(names, differences, 'pairs')}\n")
+        print(f"Differences from {baseline}, of runs of one seed: mean +- standard error over pairs.")
     for remark in remarks(loaded, *options):
         print(f"remark: {remark}", file=sys.stderr)
     print(f"wrote {out} and {spreadsheet.name}")
+
+
+def _group(
+    loaded: Sequence[Run], by: str, x: str, baseline: str | None
+) -> tuple[list[str], list[str], dict[tuple[str, ...], list[Run]]]:
+    """Return the headings of the table, the options that runs are grouped by, and the groups.
+
+    The groups are arms if --by says so, or if the baseline is the name of an arm.
+
+    Raises:
+        UserError: --x is the option of --by, the baseline is unknown, or --x is an option beside arms or a baseline.
+    """
+    from uvit_decay.compare.baseline import ARM, group_by_arms, options_of_arms
+    from uvit_decay.compare.runs import find_option, group_by_options
+
+    arms = group_by_arms(loaded)
+    if x not in TRAINING and (by == ARM or baseline is not None):
+        raise UserError(f"--x {x}: arms and a baseline are compared over {', '.join(TRAINING)}")
+    if by == ARM or (baseline,) in arms:
+        return [ARM], options_of_arms(arms), arms
+    names = [by]
+    options = [find_option(loaded, by, "--by")]
+    if x not in TRAINING:
+        names.append(x)
+        options.append(find_option(loaded, x, "--x"))
+        if options[0] == options[1]:
+            raise UserError(f"--x {x} is the option of --by: name another, or step, epoch or images")
+    groups = group_by_options(loaded, options)
+    if baseline is not None and (baseline,) not in groups:
+        known = [label for (label,) in [*arms, *groups]]
+        raise UserError(f"--baseline {baseline} is no arm and no value of {by}; there are {', '.join(known)}")
+    return names, options, groups
 
 
 def _read_runs(folders: Sequence[Path]) -> list[Run]:

@@ -53,10 +53,16 @@ COLUMNS = {  # value: title in the table, number of decimals; columns without an
 
 
 class Spread(NamedTuple):
-    """Mean and standard deviation (n - 1) over runs; NaN where there are too few values."""
+    """Mean and standard deviation (n - 1) over `n` runs or pairs; NaN where there are too few values."""
 
     mean: float
     std: float
+    n: int = 0
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean."""
+        return self.std / math.sqrt(max(self.n, 1))
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
@@ -65,16 +71,24 @@ class Spread(NamedTuple):
         if not known:
             return cls(math.nan, math.nan)
         if len(known) == 1:
-            return cls(fmean(known), math.nan)
-        return cls(fmean(known), stdev(known))
+            return cls(fmean(known), math.nan, 1)
+        return cls(fmean(known), stdev(known), len(known))
 
-    def format(self, decimals: int) -> str:
-        """Return `mean +- std` as text; without ` +- std` if it is NaN, and `-` if the mean is NaN."""
+    def format(self, decimals: int, sign: str = "", error: bool = False) -> str:
+        """Return `mean +- std` as text; without ` +- std` if it is NaN, and `-` if the mean is NaN.
+
+        Args:
+            decimals: number of decimals.
+            sign: "+" shows the sign of a positive mean.
+            error: show the standard error of the mean instead of the standard deviation.
+        """
         if math.isnan(self.mean):
             return "-"
-        if math.isnan(self.std):
-            return f"{self.mean:.{decimals}f}"
-        return f"{self.mean:.{decimals}f} +- {self.std:.{decimals}f}"
+        spread = self.error if error else self.std
+        mean = f"{self.mean:{sign}.{decimals}f}"
+        if math.isnan(spread):
+            return mean
+        return f"{mean} +- {spread:.{decimals}f}"
 
 
 UNKNOWN = Spread(math.nan, math.nan)
@@ -170,15 +184,16 @@ def _has_values(table: Sequence[Row], key: str) -> bool:
     return not all(math.isnan(row.cell(key).mean) for row in table)
 
 
-def markdown(options: Sequence[str], table: Sequence[Row]) -> str:
+def markdown(options: Sequence[str], table: Sequence[Row], counted: str = "runs") -> str:
     """Return the table as Markdown, without the columns in which no run has a value.
 
     Args:
         options: names of the options, the headings of the labels.
         table: the rows, see `rows`.
+        counted: "runs", with standard deviations; or "pairs", signed differences with standard errors.
     """
     shown = []
-    header = [*options, "runs"]
+    header = [*options, counted]
     for key in COLUMNS:
         if _has_values(table, key):
             shown.append(key)
@@ -188,7 +203,10 @@ def markdown(options: Sequence[str], table: Sequence[Row]) -> str:
         cells = [*row.labels, str(len(row.runs))]
         for key in shown:
             _, decimals = COLUMNS[key]
-            cells.append(row.cell(key).format(decimals))
+            if counted == "pairs":
+                cells.append(row.cell(key).format(decimals, sign="+", error=True))
+            else:
+                cells.append(row.cell(key).format(decimals))
         lines.append(_markdown_row(cells))
     return "\n".join(lines)
 
@@ -197,25 +215,32 @@ def _markdown_row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def save_csv(path: Path, options: Sequence[str], table: Sequence[Row]) -> None:
+def save_csv(path: Path, options: Sequence[str], table: Sequence[Row], differences: Sequence[Row] = ()) -> None:
     """Write the table as CSV; each row includes the last step and the protocol of its metrics of samples.
 
     Args:
         path: the file, which is replaced.
         options: names of the options, the headings of the labels.
         table: the rows, see `rows`.
+        differences: paired differences of the rows from a baseline, which add columns.
     """
     text = io.StringIO()
     writer = csv.writer(text)
     header = [*options, "runs", "step"]
     for key in COLUMNS:
         header += [f"{key}_mean", f"{key}_std"]
+        if differences:
+            header += [f"{key}_difference", f"{key}_difference_error"]
     writer.writerow([*header, "measured"])
+    paired = {row.labels: row for row in differences}
     for row in table:
         line = [*row.labels, len(row.runs), last_steps(row.runs)]
         for key in COLUMNS:
-            mean, std = row.cell(key)
-            line += [_format_known(mean), _format_known(std)]
+            cell = row.cell(key)
+            line += [_format_known(cell.mean), _format_known(cell.std)]
+            if differences:
+                difference = paired[row.labels].cell(key) if row.labels in paired else UNKNOWN
+                line += [_format_known(difference.mean), _format_known(difference.error)]
         writer.writerow([*line, describe_metrics(row.runs)])
     with replacing(path) as file:
         file.write(text.getvalue().encode())

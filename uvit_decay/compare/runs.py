@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from uvit_decay.runs.folder import CONFIG, list_run_folders
 from uvit_decay.runs.history import GENERATION, METRICS, PROBES, Measurement, read, read_rows
 from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.validation import flat, read_yaml
@@ -50,12 +51,15 @@ class Run:
 
     @classmethod
     def read(cls, folder: Path) -> Run:
-        """Read the files that train.py wrote to `folder`.
+        """Read the files that train.py wrote to `folder`; in the folder of an experiment, its newest run.
 
         Raises:
             UserError: the folder has no configuration, neither probes nor metrics of samples, or a damaged file.
         """
-        config = folder / "config.yaml"
+        versions = list_run_folders(folder)
+        if versions:
+            folder = versions[0]
+        config = folder / CONFIG
         if not config.exists():
             raise UserError(f"{folder} has no config.yaml: name a run folder, such as runs/digits/version_0")
         options = dict(flat(read_yaml(config)))

@@ -1,0 +1,72 @@
+"""Arms of several seeds beside a baseline: paired differences against numbers by hand, and what is refused."""
+
+import csv
+
+import pytest
+from refusals import find_line
+from run_folders import a_run, compare, refused, shift_evaluations
+
+from uvit_decay.compare.baseline import group_by_arms, name_arm, options_of_arms
+from uvit_decay.compare.runs import Run
+
+GAINS = {0: 0.01, 1: 0.02, 2: 0.06}  # of the arm decay over the arm plain, by seed: mean 0.03, standard error 0.01528
+SPREAD = 0.1  # between seeds, which the pairs have in common
+
+
+def name_experiment(run, name):
+    """Give the experiment of a run folder another name, and return its folder."""
+    return run.parent.rename(run.parent.with_name(name))
+
+
+@pytest.fixture
+def arms(tmp_path):
+    """The folders of the experiments: two arms of three seeds."""
+    folders = []
+    for arm, alpha in (("plain", 1.0), ("decay", 0.7)):
+        for seed, gain in GAINS.items():
+            accuracy = -0.3 + SPREAD * seed + gain * (arm == "decay")
+            options = {"evaluations": shift_evaluations(accuracy), "fid": 10.0 + seed, "alpha_min": alpha, "seed": seed}
+            folders.append(name_experiment(a_run(tmp_path, **options), f"{arm}_s{seed}"))
+    return folders
+
+
+@pytest.mark.parametrize("flags", [["--baseline", "plain"], ["--baseline", "1.0"], ["--baseline=plain", "--by=arm"]])
+def test_differences_are_paired_by_seed(arms, tmp_path, monkeypatch, capsys, flags):
+    compare(monkeypatch, tmp_path, *arms, *flags)
+    shown = capsys.readouterr()
+    line = find_line(shown.out, "| 3 | +0.030 +- 0.015 | +0.030 +- 0.015 |")
+    assert line.startswith("| 0.7 |" if "1.0" in flags else "| decay |")
+    assert shown.err == ""
+    rows = list(csv.DictReader((tmp_path / "compare.csv").open()))
+    plain, decay, _ = rows
+    assert plain["best_accuracy_difference"] == ""
+    assert float(decay["best_accuracy_difference"]) == pytest.approx(0.03)
+    assert float(decay["best_accuracy_difference_error"]) == pytest.approx(0.0152753, rel=1e-5)
+    assert float(decay["best_accuracy_std"]) > 0.1
+    assert float(decay["fd_difference"]) == 0.0
+
+
+def test_an_arm_is_an_experiment_without_its_own_seed_at_the_end(tmp_path):
+    names = {"a_s3": "a", "a-seed3": "a", "a_3": "a", "a_s4": "a_s4", "rate_4e-3": "rate_4e", "rate_1e-4": "rate_1e-4"}
+    for experiment, arm in names.items():
+        folder = name_experiment(a_run(tmp_path, seed=3), experiment)
+        assert name_arm(Run.read(folder)) == name_arm(Run.read(folder / "version_0")) == arm
+
+
+def test_arms_are_defined_by_what_differs_between_them_alone(arms):
+    assert options_of_arms(group_by_arms(list(map(Run.read, arms)))) == ["model.net.alpha_min"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--baseline", "other"], ("--baseline other", "decay")),
+        (["--baseline", "plain", "--x", "dim"], ("--x dim",)),
+    ],
+)
+def test_what_cannot_be_paired_is_refused(arms, tmp_path, monkeypatch, capsys, flags, words):
+    find_line(refused(monkeypatch, capsys, tmp_path, *arms, *flags), *words)
+
+
+def test_pairs_need_a_common_seed(arms, tmp_path, monkeypatch, capsys):
+    find_line(refused(monkeypatch, capsys, tmp_path, arms[0], arms[4], "--baseline", "plain"), "plain", "seed")
