@@ -1,8 +1,9 @@
 """Comparison of arms with a baseline arm: runs of one seed are paired.
 
 An arm is a value of an option, or an experiment in several seeds: runs/plain_s0, runs/plain_s1 and runs/plain_seed2 are
-the arm `plain` if the numbers are the seeds. A pair has the same seed, and so the same initial weights, batches and noise where the networks allow
-it. The spread of differences within pairs is therefore smaller than the spread of the arms.
+the arm `plain` if the numbers are the seeds. A pair has the same seed, and so the same initial weights, batches and
+noise where the networks allow it. The spread of differences within pairs is therefore smaller than the spread of the
+arms.
 """
 
 from __future__ import annotations
