@@ -96,6 +96,7 @@ class WithoutPCs(NamedTuple):
     removed: Int64[Tensor, " m"]
 
 
+@check_types
 @torch.no_grad()
 def knn_without_pcs(
     train: Float[Tensor, "m n d"],

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from uvit_decay.representations.features import TokenReader
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.typed import check_types
 
 if TYPE_CHECKING:  # data are Lightning's
     from uvit_decay.data.batches import ImageSet
@@ -85,6 +86,7 @@ class NoiseSums:
         return NoiseShare(share, within, between)
 
 
+@check_types
 def noise_share(states: Float[Tensor, "n k ..."]) -> NoiseShare:
     """Return the noise share F of a layer, and the variances W and B, in float64.
 
