@@ -1,5 +1,6 @@
 """Images from anywhere: the same ones, whatever they come in, and one clear line for what is wrong."""
 
+import json
 import zipfile
 
 import numpy as np
@@ -69,6 +70,13 @@ def test_data_sets_and_configurations(tmp_path):
     rgb = open_images("digits:test", 3)
     assert torch.equal(rgb.read([7]), test.read([7]).expand(1, 3, 8, 8))
     assert DatasetImages("part", train.images, 1, (), [5, 3]).read([1]).equal(train.read([3]))
+
+
+def test_a_configuration_without_a_size_takes_it_from_its_images(forms, images):
+    data = {"class_path": "uvit_decay.data.Images", "init_args": {"path": str(forms / "folder"), "image_size": None}}
+    (forms / "own.yaml").write_text(json.dumps({"data": data}))
+    source = open_images(f"{forms / 'own.yaml'}:train", 3)
+    assert torch.equal(source.read(range(12)), images)
 
 
 def test_images_of_many_sizes_are_refused_or_cropped(forms, images):

@@ -69,7 +69,8 @@ def build_data(name: str, image_size: int | None = None) -> ImageData:
 
     Args:
         name: name of the data set or configuration.
-        image_size: image size of the network, to which images are cropped if the configuration has no size.
+        image_size: image size of the network, to which images are cropped if the configuration has no size; None
+            takes the common size of the images, as training does.
 
     Raises:
         UserError: the configuration cannot be read, or has no data module of uvit_decay.data.
@@ -83,8 +84,11 @@ def build_data(name: str, image_size: int | None = None) -> ImageData:
     if not spec.is_from("uvit_decay.data"):
         raise UserError(f"{where}: {spec.class_path} is not a data module of uvit_decay.data")
     module = build(spec, ImageData, "uvit_decay.data", where=where)
-    if image_size is not None and isinstance(module, Images) and spec.init_args.get("image_size") is None:
-        module.image_size = image_size
+    if isinstance(module, Images) and spec.init_args.get("image_size") is None:
+        if image_size is None:
+            module.find_sizes()
+        else:
+            module.image_size = image_size
     return module
 
 
