@@ -73,8 +73,10 @@ def test_data_sets_and_configurations(tmp_path):
 
 
 def test_a_configuration_without_a_size_takes_it_from_its_images(forms, images):
-    data = {"class_path": "uvit_decay.data.Images", "init_args": {"path": str(forms / "folder"), "image_size": None}}
-    (forms / "own.yaml").write_text(json.dumps({"data": data}))
+    options = {"path": str(forms / "folder"), "image_size": None, "batch_size": 4}
+    (forms / "own.yaml").write_text(
+        json.dumps({"data": {"class_path": "uvit_decay.data.Images", "init_args": options}})
+    )
     source = open_images(f"{forms / 'own.yaml'}:train", 3)
     assert torch.equal(source.read(range(12)), images)
 
