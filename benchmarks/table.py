@@ -53,16 +53,22 @@ def _or_dash(value: float | None, factor: float, form: str, unit: str = "") -> s
     return "-" if value is None else f"{factor * value:{form}}{unit}"
 
 
+def find_processor() -> str:
+    """Return the name of this machine's CPU."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
 def machine(setting: Setting) -> dict[str, Any]:
     """Return what the figures depend on: machine, versions, threads, matrix rates and the date."""
-    processor = platform.processor() or platform.machine()
-    if Path("/proc/cpuinfo").exists():
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        processor = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), processor)
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "device": torch.cuda.get_device_name() if setting.on_gpu else "cpu",
-        "processor": processor,
+        "processor": find_processor(),
         "capability": "cuda" if setting.on_gpu else torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
         "clock": "CPU time" if setting.cpu_time else "wall",

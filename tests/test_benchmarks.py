@@ -1,5 +1,6 @@
 """`python -m benchmarks` and `benchmarks.scaling`: tables and JSON files, at sizes whose figures mean nothing."""
 
+import csv
 import json
 import warnings
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 from conftest import ROOT
 from PIL import Image
-from refusals import raises_user_error
+from refusals import find_line, raises_user_error
 
 from uvit_decay.nn import UViT
 
@@ -217,3 +218,33 @@ def test_a_table_is_read_up_to_the_next_section(tmp_path):
     assert merge_by_arm(read_tables(page, "### Part")) == {"x": {"a": "0.5 (0.1)", "b": "2"}}
     assert parse_cell("0.5 (0.1)") == parse_cell("0.5 +- 0.1") == (0.5, 0.1)
     assert parse_cell("2") == (2.0, 0.0)
+
+
+def test_gains_and_interactions_of_arms_are_paired_by_seed(tmp_path, capsys, monkeypatch):
+    from benchmarks.studies import target
+
+    monkeypatch.chdir(ROOT)
+    # Arm -> accuracies of the seeds, in percent. Under velocity the decay gains 3 and 5 points, under x 1 point.
+    arms = {"v_skips": [40, 41], "v_skips_decay": [43, 46], "x_skips": [42, 42, 50], "x_skips_decay": [43, 43, 51]}
+    table = tmp_path / "arms.csv"
+    with table.open("w") as file:
+        writer = csv.writer(file)
+        writer.writerow(target.HEADER)
+        for arm, accuracies in arms.items():
+            for seed, accuracy in enumerate(accuracies):
+                blocks = [0.0] * 6 + [accuracy / 100] * 4 + [0.0] * 2
+                writer.writerow([arm, seed, 2000, "c0ffee", "CPU", 0.2, "0.1", 0.0, *blocks])
+                writer.writerow([arm, seed, 2000, "c0ffee", "CPU", 0.2, "0.3", 0.0, *[0.0] * 12])
+    target.main(["--arms", str(table), "--out", str(tmp_path / "target.png")])
+    out = capsys.readouterr().out
+    find_line(out, "| decay, with skips | +4.0 +- 1.0 (2 seeds) | +1.0 +- 0.0 (3 seeds) | +3.0 +- 1.0 (2 seeds) |")
+    find_line(out, "| skips | - | - | - |")
+    assert Image.open(tmp_path / "target.png").width > 800
+
+
+def test_the_table_of_arms_has_the_columns_that_are_read():
+    from benchmarks.studies import target
+
+    with target.ARMS.open() as file:
+        assert tuple(next(csv.reader(file))) == target.HEADER
+    assert target.read_statistics(target.ARMS, 2000)["v_skips"]["0"] == pytest.approx(41.98)
