@@ -7,7 +7,7 @@
 #     nice -n 19 benchmarks/studies/mae_rate.sh TRAIN TEST 0.8=5e-4=over_gain 0.8=5e-4=gain     # the controls
 #
 # TRAIN and TEST are class folders or zips of class folders. Under Adam a decayed branch moves up to 1/P times as far in
-# the function (docs/how_it_works.md): `over_gain` divides the rate of the branches' last layers by that gain; `gain` is
+# the function (docs/equivalence.md): `over_gain` divides the rate of the branches' last layers by that gain; `gain` is
 # the plain network with branches times 1/P and that rate; `patch4` has four times the tokens. Run again to continue
 # after an interruption.
 set -euo pipefail

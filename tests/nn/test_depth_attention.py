@@ -213,6 +213,6 @@ def test_a_network_without_time_refuses_queries_of_time():
 
 
 def test_the_documentation_lists_the_table():
-    text = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "shortcuts.md").read_text()
     for name, entry in DEPTH_ATTENTION.items():
         assert f"| `{name}` | {entry.formula} | queries | no | {entry.source} |" in text

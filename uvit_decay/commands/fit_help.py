@@ -34,7 +34,7 @@ the network
   --model.net.depth 12                  number of blocks
   --model.net.heads 8                   attention heads
   --model.net.alpha_min 0.7             how much of the shortcut is left at the last block; 1.0 is the ordinary network
-  --model.net.schedule linear           how it falls; other shortcuts: docs/training.md
+  --model.net.schedule linear           how it falls; other shortcuts: docs/shortcuts.md
 the loss and the samples
   --model.path Linear                   noise path
   --model.prediction velocity           what the network predicts

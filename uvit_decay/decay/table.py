@@ -1,7 +1,7 @@
 """The table of shortcuts: how each kind weights the identity and the branch, x <- alpha x + beta f(scale norm(x)).
 
 A kind is one function and one entry of `SHORTCUTS`, which the command line, the networks, `attach`, the tests and
-docs/training.md read. Notation: k = 0..N-1 counts residual branches in execution order, u_k in [0, 1] is the depth of a
+docs/shortcuts.md read. Notation: k = 0..N-1 counts residual branches in execution order, u_k in [0, 1] is the depth of a
 branch (0 where `branches` leaves it out), a is `alpha_min`, P_k = alpha_0 ... alpha_{k-1} is the weight of the input in
 the input of branch k, and l = 1..L counts transformer blocks of two branches each.
 """
@@ -260,7 +260,7 @@ SHORTCUTS: dict[str, Kind] = {
     "gain": Kind(
         "x + f / P_{k+1}, with the P of linear: for the same initial weights, the same function as linear, up to the "
         "norms' eps",
-        "the control of docs/how_it_works.md",
+        "the control of docs/equivalence.md",
         lambda depths, a: weighted(_linear(depths, a)),
         falls=True,
         gains=True,

@@ -8,7 +8,7 @@ the bias, the merge computes
     y + W2 SiLU(W1 [c s, y])     MAE's SkipLayers; mask tokens enter after the factor
 
 The kinds of `skip_scale` follow. j = 0, 1, .. numbers the sources of skips in execution order (0 is the first block
-that a skip can read). P is the product of the alphas of the schedule `linear` up to a point (docs/how_it_works.md):
+that a skip can read). P is the product of the alphas of the schedule `linear` up to a point (docs/equivalence.md):
 
     a number c      c for all skips, d = 1. 1 is the plain network, 2^-.5 the "1/sqrt(2)-CS" of ScaleLong
     kappa:k         c = k^j, d = 1 (ScaleLong's CS, Huang et al., NeurIPS 2023); `kappa` is kappa:0.5, its default
@@ -199,7 +199,7 @@ def _alpha_min_of_stream(config: Mapping[str, Any], shortcuts: decay.Shortcuts, 
 
 
 def _stream_factors(config: Mapping[str, Any], alpha_min: float, blocks: int, plan: SkipPlan) -> list[list[float]]:
-    """Return the rows c and d that the decay of this alpha_min gives the skips (docs/how_it_works.md)."""
+    """Return the rows c and d that the decay of this alpha_min gives the skips (docs/equivalence.md)."""
     linear_decay = decay.shortcuts(
         blocks, alpha_min, "linear", config["granularity"], config["index"], config["branches"]
     )

@@ -1,6 +1,6 @@
 """Learning rates that make every branch of a decayed network move as in the plain network (`rate_over_gain`).
 
-A decayed network is a plain one whose branch k is multiplied by its gain g = beta / P (docs/how_it_works.md). Its
+A decayed network is a plain one whose branch k is multiplied by its gain g = beta / P (docs/equivalence.md). Its
 branch is proportional to the rows W of one layer: to its gate, if it has one, and otherwise to its last layer
 (`DecayedNet.branch_factors`). So the plain network has the rows W' = g W, and the gradients are dL/dW = g dL/dW'. The
 decayed network stays equal to the plain one, without weight decay, if each step of g W equals the step of W':
