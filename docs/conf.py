@@ -25,7 +25,7 @@ extensions = [
     "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",  # "Args:" and "Raises:"
 ]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "LOG.md"]  # the log is read in the repository
 html_theme, html_title = "furo", "uvit_decay"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]

@@ -1,7 +1,7 @@
 """Table and figure of the runs of one_number.sh: features of the last block against -log10 P, by arm.
 
 python -m benchmarks.studies.one_number [--runs runs] [--out runs/one_number.png]
-python -m benchmarks.studies.one_number --page docs/results.md --out docs/one_number.png   # from the published tables
+python -m benchmarks.studies.one_number --page docs/results_tables.md --out docs/one_number.png   # from the published tables
 """
 
 import argparse
@@ -25,7 +25,7 @@ LAST = {
 }  # columns of probes.csv, of the last block
 STEPS = 1000  # runs with fewer are not finished
 SHOWN = ("linear probe", "kNN", "effective rank", "share of the mean")
-HEADING = "### One number?"  # of the section of docs/results.md
+HEADING = "### One number?"  # of the section of docs/results_tables.md
 
 # Arm -> its words in the legend, colour (Okabe and Ito's palette) and marker; squares have no SkipLayers.
 ARMS = {

@@ -1,6 +1,6 @@
-"""Draw figures of docs/results.md from its tables: mae_rate.png, resnet_depth.png and digits_compare.png.
+"""Draw figures of docs/results_tables.md from its tables: mae_rate.png, resnet_depth.png and digits_compare.png.
 
-python -m benchmarks.studies.page_figures [--page docs/results.md] [--out docs]
+python -m benchmarks.studies.page_figures [--page docs/results_tables.md] [--out docs]
 """
 
 import argparse
@@ -36,7 +36,7 @@ SCORES = {
 }
 KINDS = {"1.0": ("plain", "#0072B2", "o"), "0.7": ("alpha_min 0.7", "#D55E00", "s")}  # by alpha_min
 
-DIGITS = "### Four values of alpha_min on digits"
+DIGITS = "## Four values of alpha_min on digits"
 DIGITS_SCORES = {
     "best probe": "best linear probe",
     "kNN, middle block": "kNN, middle block",
@@ -126,7 +126,7 @@ def draw_digits(page: Path, out: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--page", type=Path, default=Path("docs/results.md"))
+    parser.add_argument("--page", type=Path, default=Path("docs/results_tables.md"))
     parser.add_argument("--out", type=Path, default=Path("docs"), help="folder of the figures")
     options = parser.parse_args()
     with matplotlib.rc_context(fname=STYLE):
