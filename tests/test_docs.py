@@ -10,10 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import timm
 import yaml
 from conftest import ROOT, digits_config, train, trained_once
 from evaluations import digit_images
 from programs import Launcher
+from safetensors.torch import save_file
 from small_training import CLASSIFIER
 
 from uvit_decay.compare.differences import remarks
@@ -25,6 +27,13 @@ OTHERS = ("LOG.md", "extending.md", "index.md", "CONTRIBUTING.md")  # test_exten
 PAGES = [page for page in PAGES if page.name not in OTHERS]
 TINY = ["--model.net.dim=16", "--model.net.depth=2", "--model.sampling.steps=3"]
 EXAMPLES = re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", (ROOT / "docs" / "extending.md").read_text(), re.M | re.S)
+PATHS = {  # of a reader, in the workspace
+    "FILE": "checkpoints/digits.safetensors",
+    "FOLDER": "images",
+    "IMAGES": "images.zip",
+    "LATENTS": "latents",
+    "timm:NAME": "timm:test_vit=vit.safetensors",
+}
 TINY_MAE = ["--model.net.dim=16", "--model.net.depth=2", "--data.holdout=0.4"]
 
 
@@ -38,6 +47,29 @@ def commands(page: Path | str) -> tuple[list[str], list[str]]:
     lines = [line.partition(" #") for block in blocks(page, "bash") for line in block.replace("\\\n", " ").splitlines()]
     needy = [command.strip() for command, _, comment in lines if comment.strip().startswith("needs ")]
     return [command.strip() for command, *_ in lines if command.strip() not in needy], needy
+
+
+def code_in_tables(page: Path, title: str) -> list[str]:
+    """Return the code in the columns of this title of a page's tables, each once."""
+    found, column = [], None
+    for line in page.read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
+        if title in cells:
+            column = cells.index(title)
+        elif not cells:
+            column = None
+        elif column is not None:
+            found += re.findall(r"`([^`]+)`", cells[column])
+    return list(dict.fromkeys(found))
+
+
+IN_BLOCKS = {command for page in PAGES for command in commands(page)[0]}  # test_commands_run runs these
+IN_TABLES = [
+    command
+    for page in PAGES
+    for command in code_in_tables(page, "command")
+    if command.startswith(("python ", "uvit-decay ")) and command not in IN_BLOCKS
+]
 
 
 def code(*titles: str) -> str:
@@ -86,6 +118,7 @@ def workspace(image_dir, vae, tmp_path_factory) -> Path:
     shutil.copytree(image_dir, folder / "images")
     shutil.copytree(vae, folder / "vae")
     shutil.make_archive(str(folder / "images"), "zip", image_dir)
+    save_file(timm.create_model("test_vit").state_dict(), folder / "vit.safetensors")
     save_npz(folder / "samples.npz", [digit_images(200, 20.0)], 200)
     probes = {"every_n_steps": 15, "times": [0.1], "max_train": 200, "max_test": 100}
     content = digits_config(LinearProbes=probes, GenerationMetrics={"num": 100, "extractor": CLASSIFIER})
@@ -151,6 +184,60 @@ def test_commands_run(page, workspace, programs, monkeypatch, capsys):
         except BaseException as error:
             error.add_note(f"{page.name}: {command}\n{capsys.readouterr().err[-2000:]}")
             raise
+
+
+SMALL = {  # what makes a command of a table quick, or gives it what a hub or a larger file would
+    "generation": ["--features=small-cnn", "--allow-few"],
+    "probe": ["--times=0.1", "--max-train=200", "--max-test=100"],
+    "classify": ["--protocol=knn"],
+    "encode": ["--vae=vae", "--image-size=64"],
+    "import": ["--heads=2", "--alpha-min=0.7"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [command for command in IN_TABLES if "-m benchmarks" not in command])
+def test_commands_of_tables_run(command, workspace, programs, monkeypatch):
+    for name, path in PATHS.items():
+        command = command.replace(name, path)
+    words = shlex.split(command)
+    if words[:2] == ["uvit-decay", "import"]:  # of an official file
+        run(["uvit-decay", "export", words[2], "official.pth"], workspace, programs, monkeypatch)
+        words[2] = "official.pth"
+    if words[1] == "train.py" and ("--config" in words or "doctor" in words):  # needs hours, a GPU or a download
+        with pytest.raises(SystemExit) as stop:
+            train(monkeypatch, workspace, *words[2:], "--print_config")
+        assert not stop.value.code
+    else:
+        run(
+            smaller([*words, *SMALL.get(words[1 if words[0] == "uvit-decay" else 2], [])]),
+            workspace,
+            programs,
+            monkeypatch,
+        )
+
+
+@pytest.mark.parametrize("command", [command for command in IN_TABLES if "-m benchmarks" in command])
+def test_benchmarks_of_tables_have_the_options_that_are_printed(command, monkeypatch, capsys):
+    _, _, module, *options = shlex.split(command)
+    monkeypatch.setattr(sys, "argv", [module, *options, "--help"])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_module(module, run_name="__main__", alter_sys=False)
+    assert not stop.value.code
+    assert set(option for option in options if option.startswith("--")) <= set(
+        re.findall(r"--\w+", capsys.readouterr().out)
+    )
+
+
+@pytest.mark.slow
+def test_flags_of_tables_are_understood(workspace, monkeypatch):
+    rows = code_in_tables(ROOT / "docs" / "mae.md", "flags")
+    assert len(rows) >= 8
+    for flags in rows:
+        with pytest.raises(SystemExit) as stop:
+            words = ["--config=configs/imagenet100_mae_b.yaml", *shlex.split(flags)]
+            train(monkeypatch, workspace, "fit", *words, "--print_config")
+        assert not stop.value.code
 
 
 @pytest.mark.slow
