@@ -24,6 +24,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",  # "Args:" and "Raises:"
+    "sphinx.ext.viewcode",  # links to the source
 ]
 exclude_patterns = ["_build", "LOG.md"]  # the log is read in the repository
 html_theme, html_title = "furo", "uvit_decay"
@@ -57,8 +58,14 @@ def directives(room: ModuleType) -> dict[str, str]:
     return {name: next(kind for fits, kind in KINDS if fits(value)) for name, value in named.items()}
 
 
+EXPORTED = {room.__name__: directives(room) for room in ROOMS.values()}
+PLACES: dict[str, set[str]] = {}  # public name -> the full names of what has it
+for room, names in EXPORTED.items():
+    for public in names:
+        PLACES.setdefault(public, set()).add(f"{room}.{public}")
+
 autosummary_context = {
-    "exported": {room.__name__: directives(room) for room in ROOMS.values()},
+    "exported": EXPORTED,
     "short": {name: f"uvit_decay.{room}.{name}" for name, room in uvit_decay.MODULES.items() if room in ROOMS},
     "only_here": [name for name, room in uvit_decay.MODULES.items() if room not in ROOMS],
 }
@@ -70,11 +77,28 @@ nitpick_ignore_regex = [
 suppress_warnings = ["ref.python"]  # short names that two rooms have; names that nothing has are still reported
 
 
+def find_target(code: str, name: str, obj: object) -> str | None:
+    """Return the full name of what `code` names in the docstring of `obj`, called `name`; None if it is not public."""
+    if code in getattr(inspect.unwrap(obj), "__annotations__", {}) or code == name.rpartition(".")[2]:
+        return None  # an argument or the object itself
+    own_room = ".".join(name.split(".")[:2])
+    places = PLACES.get(code, set())
+    if f"{own_room}.{code}" in places:
+        return f"{own_room}.{code}"
+    return next(iter(places)) if len(places) == 1 else None
+
+
+def as_code(code: str, name: str, obj: object) -> str:
+    """Return the markup of `code` in the docstring of `obj`: a link if it names something public, or a literal."""
+    target = find_target(code, name, obj)
+    return f":py:obj:`{code} <{target}>`" if target else f"``{code}``"
+
+
 def as_plain_text(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
-    """Make `x` of docstrings a literal, and escape what else would be markup of reStructuredText: |x|, x*, x_."""
+    """Make `x` of docstrings code, and escape what else would be markup of reStructuredText: |x|, x*, x_."""
     parts = re.split(r"`([^`]*)`(\w?)", "\n".join(lines))  # prose, code, a letter right behind it, prose ..
     parts[0::3] = [re.sub(r"(\||\*|_(?=\W|$))", r"\\\1", prose) for prose in parts[0::3]]
-    parts[1::3] = [f"``{code}``" for code in parts[1::3]]
+    parts[1::3] = [as_code(code, name, obj) for code in parts[1::3]]
     parts[2::3] = [letter and rf"\ {letter}" for letter in parts[2::3]]
     lines[:] = "".join(parts).split("\n")
 

@@ -188,7 +188,7 @@ def test_commands_run(page, workspace, programs, monkeypatch, capsys):
 
 
 SMALL = {  # what makes a command of a table quick, or gives it what a hub or a larger file would
-    "generation": ["--features=small-cnn", "--allow-few"],
+    "generation": ["--features=small-cnn", "--allow-few", "--image-size=32"],
     "probe": ["--times=0.1", "--max-train=200", "--max-test=100"],
     "classify": ["--protocol=knn"],
     "encode": ["--vae=vae", "--image-size=64"],
