@@ -79,7 +79,8 @@ suppress_warnings = ["ref.python"]  # short names that two rooms have; names tha
 
 def find_target(code: str, name: str, obj: object) -> str | None:
     """Return the full name of what `code` names in the docstring of `obj`, called `name`; None if it is not public."""
-    if code in getattr(inspect.unwrap(obj), "__annotations__", {}) or code == name.rpartition(".")[2]:
+    signed = obj.__init__ if inspect.isclass(obj) else inspect.unwrap(obj)
+    if code in getattr(signed, "__annotations__", {}) or code == name.rpartition(".")[2]:
         return None  # an argument or the object itself
     own_room = ".".join(name.split(".")[:2])
     places = PLACES.get(code, set())
