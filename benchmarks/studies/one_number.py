@@ -1,7 +1,7 @@
 """Table and figure of the runs of one_number.sh: features of the last block against -log10 P, by arm.
 
 python -m benchmarks.studies.one_number [--runs runs] [--out runs/one_number.png]
-python -m benchmarks.studies.one_number --page docs/results_tables.md --out docs/one_number.png   # from the published tables
+python -m benchmarks.studies.one_number --page docs/results_tables.md --out docs/one_number.png   # from its tables
 """
 
 import argparse
