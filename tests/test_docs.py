@@ -35,6 +35,7 @@ PATHS = {  # of a reader, in the workspace
     "LATENTS": "latents",
     "timm:NAME": "timm:test_vit=vit.safetensors",
 }
+PROGRAMS = ("sample.py", "evaluate.py", "uvit-decay", "uvit_decay")
 TINY_MAE = ["--model.net.dim=16", "--model.net.depth=2", "--data.holdout=0.4"]
 
 
@@ -261,6 +262,21 @@ def test_options_of_trainings_that_need_more_are_understood(page, tmp_path, monk
             with pytest.raises(SystemExit) as stop:
                 train(monkeypatch, tmp_path, *shlex.split(command)[2:], "--print_config")
             assert not stop.value.code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)[1]], ids=lambda page: page.stem)
+def test_options_of_other_programs_that_need_more_exist(page, monkeypatch, capsys):
+    for command in commands(page)[1]:
+        words = shlex.split(command)
+        place = next((i for i, word in enumerate(words) if word in PROGRAMS), None)
+        if place is None:
+            continue
+        program, task, flags = words[place], words[place + 1], {word for word in words[place:] if word[:2] == "--"}
+        monkeypatch.setattr(sys, "argv", [program, *([] if program == "sample.py" else [task]), "--help"])
+        start, where = (runpy.run_path, ROOT / program) if program.endswith(".py") else (runpy.run_module, "uvit_decay")
+        with pytest.raises(SystemExit):
+            start(str(where), run_name="__main__")
+        assert flags - set(re.findall(r"--[a-z-]+", capsys.readouterr().out)) == set(), command
 
 
 def test_paths_that_the_pages_name_are_there():
