@@ -65,13 +65,11 @@ def code_in_tables(page: Path, title: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-IN_BLOCKS = {command for page in PAGES for command in commands(page)[0]}  # test_commands_run runs these
-IN_TABLES = [
-    command
-    for page in PAGES
-    for command in code_in_tables(page, "command")
-    if command.startswith(("python ", "uvit-decay ")) and command not in IN_BLOCKS
-]
+def commands_of_tables(page: Path) -> list[str]:
+    """Return the commands in the column `command` of a page's tables that no block of a page has."""
+    in_blocks = {command for other in PAGES for command in commands(other)[0]}  # test_commands_run runs these
+    found = [command for command in code_in_tables(page, "command") if command.startswith(("python ", "uvit-decay "))]
+    return [command for command in found if command not in in_blocks]
 
 
 def code(*titles: str) -> str:
@@ -188,7 +186,7 @@ def test_commands_run(page, workspace, programs, monkeypatch, capsys):
             raise
 
 
-SMALL = {  # what makes a command of a table quick, or gives it what a hub or a larger file would
+SMALL = {  # options that make a command of a table quick, or replace what a hub would give
     "generation": ["--features=small-cnn", "--allow-few", "--image-size=32"],
     "probe": ["--times=0.1", "--max-train=200", "--max-test=100"],
     "classify": ["--protocol=knn"],
@@ -197,45 +195,57 @@ SMALL = {  # what makes a command of a table quick, or gives it what a hub or a 
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("command", [command for command in IN_TABLES if "-m benchmarks" not in command])
-def test_commands_of_tables_run(command, workspace, programs, monkeypatch):
+def run_of_table(command: str, workspace: Path, programs: Launcher, monkeypatch) -> None:
+    """Run a command of a table with the paths of the workspace; parse it if it needs hours, a GPU or a download."""
     for name, path in PATHS.items():
         command = command.replace(name, path)
     words = shlex.split(command)
-    if words[:2] == ["uvit-decay", "import"]:  # of an official file
-        run(["uvit-decay", "export", words[2], "official.pth"], workspace, programs, monkeypatch)
-        words[2] = "official.pth"
-    if words[1] == "train.py" and ("--config" in words or "doctor" in words):  # needs hours, a GPU or a download
+    if words[1] == "train.py" and ("--config" in words or "doctor" in words):
         with pytest.raises(SystemExit) as stop:
             train(monkeypatch, workspace, *words[2:], "--print_config")
         assert not stop.value.code
-    else:
-        task = words[1] if words[0] == "uvit-decay" else words[2]
-        run(smaller([*words, *SMALL.get(task, [])]), workspace, programs, monkeypatch)
-
-
-@pytest.mark.parametrize("command", [command for command in IN_TABLES if "-m benchmarks" in command])
-def test_benchmarks_of_tables_exist_with_their_options(command, monkeypatch, capsys):
-    _, _, module, *options = shlex.split(command)
-    assert find_spec(module)
-    if options:
-        monkeypatch.setattr(sys, "argv", [module, *options, "--help"])
-        with pytest.raises(SystemExit) as stop:
-            runpy.run_module(module, run_name="__main__")
-        assert not stop.value.code
-        assert options[0] in capsys.readouterr().out
+        return
+    if words[:2] == ["uvit-decay", "import"]:
+        run(["uvit-decay", "export", words[2], "official.pth"], workspace, programs, monkeypatch)
+        words[2] = "official.pth"
+    task = words[1] if words[0] == "uvit-decay" else words[2]
+    run(smaller([*words, *SMALL.get(task, [])]), workspace, programs, monkeypatch)
 
 
 @pytest.mark.slow
-def test_flags_of_tables_are_understood(workspace, monkeypatch):
+def test_commands_of_the_table_of_the_readme_run(workspace, programs, monkeypatch, capsys):
+    found = commands_of_tables(ROOT / "README.md")
+    assert len(found) >= 12
+    for command in found:
+        try:
+            run_of_table(command, workspace, programs, monkeypatch)
+        except BaseException as error:
+            error.add_note(f"{command}\n{capsys.readouterr().err[-2000:]}")
+            raise
+
+
+def test_benchmarks_of_tables_exist_with_their_options(monkeypatch, capsys):
+    for command in commands_of_tables(ROOT / "docs" / "performance.md"):
+        _, _, module, *options = shlex.split(command)
+        assert find_spec(module), command
+        if options:
+            monkeypatch.setattr(sys, "argv", [module, *options, "--help"])
+            with pytest.raises(SystemExit) as stop:
+                runpy.run_module(module, run_name="__main__")
+            assert not stop.value.code, command
+            assert options[0] in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_flags_of_the_table_of_mae_are_understood(tmp_path, monkeypatch):
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
     rows = code_in_tables(ROOT / "docs" / "mae.md", "flags")
     assert len(rows) >= 8
     for flags in rows:
         words = ["--config=configs/imagenet100_mae_b.yaml", *shlex.split(flags), "--print_config"]
         with pytest.raises(SystemExit) as stop:
-            train(monkeypatch, workspace, "fit", *words)
-        assert not stop.value.code
+            train(monkeypatch, tmp_path, "fit", *words)
+        assert not stop.value.code, flags
 
 
 @pytest.mark.slow
