@@ -20,7 +20,7 @@ def check():
 def test_every_page_and_notebook_is_in_the_contents():
     pages = [*DOCS.glob("*.md"), *DOCS.glob("api/*.md"), *DOCS.glob("notebooks/*.ipynb")]
     names = {str(page.relative_to(DOCS).with_suffix("")) for page in pages}
-    assert set(CONTENTS) == names - {"index", "LOG", "CONTRIBUTING"}  # for developers: not in the site, outside the navigation
+    assert set(CONTENTS) == names - {"index", "LOG", "CONTRIBUTING"}  # for developers, outside the navigation
     assert len(CONTENTS) == len(set(CONTENTS))
 
 
