@@ -2,8 +2,8 @@
 
 A kind is one function and one entry of `SHORTCUTS`, which the command line, the networks, `attach`, the tests and
 docs/shortcuts.md read. Notation: k = 0..N-1 counts residual branches in execution order, u_k in [0, 1] is the depth of
-a branch (0 where `branches` leaves it out), a is `alpha_min`, P_k = alpha_0 ... alpha_{k-1} is the weight of the input in
-the input of branch k, and l = 1..L counts transformer blocks of two branches each.
+a branch (0 where `branches` leaves it out), a is `alpha_min`, P_k = alpha_0 ... alpha_{k-1} is the weight of the input
+in the input of branch k, and l = 1..L counts transformer blocks of two branches each.
 """
 
 from __future__ import annotations
