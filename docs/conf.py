@@ -60,9 +60,9 @@ def directives(room: ModuleType) -> dict[str, str]:
 
 EXPORTED = {room.__name__: directives(room) for room in ROOMS.values()}
 PLACES: dict[str, set[str]] = {}  # public name -> the full names of what has it
-for room, names in EXPORTED.items():
+for package_name, names in EXPORTED.items():
     for public in names:
-        PLACES.setdefault(public, set()).add(f"{room}.{public}")
+        PLACES.setdefault(public, set()).add(f"{package_name}.{public}")
 
 autosummary_context = {
     "exported": EXPORTED,
@@ -82,10 +82,10 @@ def find_target(code: str, name: str, obj: object) -> str | None:
     signed = obj.__init__ if inspect.isclass(obj) else inspect.unwrap(obj)
     if code in getattr(signed, "__annotations__", {}) or code == name.rpartition(".")[2]:
         return None  # an argument or the object itself
-    own_room = ".".join(name.split(".")[:2])
+    own_package = ".".join(name.split(".")[:2])
     places = PLACES.get(code, set())
-    if f"{own_room}.{code}" in places:
-        return f"{own_room}.{code}"
+    if f"{own_package}.{code}" in places:
+        return f"{own_package}.{code}"
     return next(iter(places)) if len(places) == 1 else None
 
 
