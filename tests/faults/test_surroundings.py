@@ -12,7 +12,7 @@ import pytest
 from disks import PLENTY
 from programs import Moment
 from refusals import find_line
-from small_programs import COMMANDS, contents, skip_unless_tried
+from small_programs import COMMANDS, DIGITS, contents, skip_unless_tried
 
 SURROUNDED = "tests/shared/surroundings.py"
 CODES = {"closed": 0, "no-reader": 141, "full-output": 2}
@@ -89,3 +89,14 @@ def test_two_evaluations_share_a_reference_and_a_killed_one_does_not_hold_it(sma
     assert second.wait() == 0, second.stderr
     assert contents(folder)["second.json"] == expected["report.json"]
     assert not [path for path in contents(folder) if Path(path).suffix == ".partial"]
+
+
+def test_a_system_without_posix_trains_samples_and_evaluates(programs, tmp_path):
+    """As on Windows: no module `resource`, no SIGUSR1 and no SIGUSR2."""
+    fit = ["train.py", "fit", "--model.net.dim=16", "--model.net.depth=2", "--trainer.max_steps=2"]
+    ckpt = ["--ckpt", "runs/digits/version_0/checkpoints/last.ckpt", "--num", "80", "--steps", "2"]
+    evaluate = ["evaluate.py", "generation", *ckpt, "--reference", "digits:train", *DIGITS]
+    callbacks = '--trainer.callbacks=[{"class_path": "uvit_decay.callbacks.LastCheckpoint"}]'
+    for command in ([*fit, callbacks], ["sample.py", *ckpt, "--out", "samples.npz"], evaluate):
+        program = programs.start(SURROUNDED, "without-posix,quick", *command, cwd=tmp_path)
+        assert program.wait() == 0, program.stderr

@@ -6,10 +6,12 @@ import os
 import random
 import resource
 import runpy
+import signal
 import sys
 import time
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 ROOT = Path(__file__).resolve().parents[2]
 YEARS = 30 * 365 * 86400  # seconds
@@ -63,6 +65,21 @@ def quick() -> None:
     SmallClassifier.__init__.__wrapped__.__defaults__ = (FEW_STEPS,)  # of the constructor inside of its type checks
 
 
+def without_posix() -> None:
+    """Take away what Python lacks on Windows, `resource` and two signals, and import the package from scratch.
+
+    psutil and Lightning, which look for a system first, keep both: they use them on Linux.
+    """
+    import psutil  # noqa: F401  which imports resource
+    from lightning.pytorch.trainer.connectors import signal_connector
+
+    signal_connector.signal = SimpleNamespace(**vars(signal))
+    for name in [name for name in sys.modules if name.split(".")[0] in ("uvit_decay", "beartype")]:
+        del sys.modules[name]
+    sys.modules["resource"] = None
+    del signal.SIGUSR1, signal.SIGUSR2
+
+
 CIRCUMSTANCES = {
     "jumping-clock": jumping_clock,
     "no-reader": no_reader,
@@ -71,6 +88,7 @@ CIRCUMSTANCES = {
     "small-files": small_files,
     "impatient": impatient,
     "quick": quick,
+    "without-posix": without_posix,
 }
 
 if __name__ == "__main__":

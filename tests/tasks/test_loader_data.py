@@ -79,10 +79,9 @@ def test_a_callback_that_reads_images_needs_a_data_module(tmp_path):
         tiny_trainer(tmp_path, LinearProbes(times=(0.1,)), max_steps=1).fit(tiny_task(), loader())
 
 
-@pytest.mark.parametrize("precision", ["16-mixed", "16-true"])
-def test_float16_is_refused_before_training(tmp_path, precision):
+def test_weights_in_float16_are_refused_before_training(tmp_path):
     task = tiny_task()
     trainer = tiny_trainer(tmp_path, max_steps=1, gradient_clip_val=1.0)
-    trainer.strategy.precision_plugin.precision = precision
-    with pytest.raises(UserError, match=precision):
+    trainer.strategy.precision_plugin.precision = "16-true"
+    with pytest.raises(UserError, match="16-true"):
         trainer.fit(task, loader())

@@ -27,6 +27,8 @@ from uvit_decay.tasks.parallel.sharding import gather, local_shard, shard_like, 
 class EMA(Callback):
     """A moving average of the weights: shadow <- decay shadow + (1 - decay) weights, float32, at every optimizer step.
 
+    A step that is skipped, because its gradient is not finite in float16, does not change the average.
+
     The decay ramps up as min(decay, (1 + n) / (10 + n)) after n updates, so that the average of a short run does not
     stay at the initial weights. This ramp reaches 0.9999 after 89,990 updates and 0.999 after 8,990. With `ramp_steps`
     it ends earlier, see `ramped_decay`. In a checkpoint, `state_dict` holds the raw weights, and the state of this
@@ -79,6 +81,8 @@ class EMA(Callback):
         if trainer.global_step == self._seen_step:  # gradients are being accumulated
             return
         self._seen_step = trainer.global_step
+        if task.skipped.in_row:
+            return
         weights = [local_shard(parameter.detach()).float() for parameter in self._trained]
         decay = self.decay
         if self.ramp:

@@ -23,6 +23,7 @@ from uvit_decay.commands.messages import NAMEABLE, PRECISIONS, TAKEN, describe_e
 from uvit_decay.runtime.distributed import BY_HAND, find_launcher
 from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole, explain
 from uvit_decay.runtime.instantiate import current_path
+from uvit_decay.runtime.precision import FLOAT16
 from uvit_decay.runtime.program import find_config
 from uvit_decay.runtime.validation import check_size, parse, read_text
 
@@ -193,6 +194,9 @@ def _check_trainer(trainer: Namespace) -> None:
         raise UserError(f"--trainer.strategy {strategy}: only fsdp shards here; ddp does not shard")
     if str(trainer.precision) not in ("None", "32", *PRECISIONS):
         raise UserError(f"--trainer.precision takes {TAKEN['trainer.precision']}, got {trainer.precision}")
+    on_cuda = trainer.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+    if trainer.precision == FLOAT16 and not on_cuda:
+        raise UserError(f"--trainer.precision {FLOAT16} needs a CUDA GPU: set 32-true or bf16-mixed")
     if trainer.accelerator == "gpu" and not (torch.cuda.is_available() or torch.backends.mps.is_available()):
         raise UserError("--trainer.accelerator gpu: torch finds no GPU on this machine; cpu trains without one")
     _check_folders(trainer)

@@ -45,7 +45,7 @@ from uvit_decay.runtime.distributed import destroy_group, others_needed
 from uvit_decay.runtime.errors import RunEnded, UserError, explain, one_line
 from uvit_decay.runtime.files import check_writable
 from uvit_decay.runtime.instantiate import Trusted
-from uvit_decay.runtime.precision import product_ratio, trains_in_bf16
+from uvit_decay.runtime.precision import FLOAT16, product_ratio, trains_in_bf16
 from uvit_decay.runtime.program import DEFAULT_CONFIG, find_bundled
 from uvit_decay.runtime.validation import flat
 from uvit_decay.tasks import Task
@@ -138,14 +138,16 @@ class CLI(LightningCLI):
         """Return the precision that is asked for, which is saved; by default bf16-mixed where it is no slower.
 
         bf16-mixed is no slower on GPUs that support it, and on some CPUs: without bf16 instructions it is three times
-        slower. None is float32.
+        slower. None is float32, which GPUs before 2020 get, too: torch only emulates bfloat16 on them.
         """
         trainer = self._get(self.config, "trainer")
         if trainer.precision is not None:
             return trainer.precision
         if trainer.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
-            if torch.cuda.is_bf16_supported():
+            if torch.cuda.is_bf16_supported(including_emulation=False):
                 trainer.precision = "bf16-mixed"
+            else:
+                rank_zero_info(f"32-true: this GPU has no bfloat16; --trainer.precision {FLOAT16} trains in float16")
         elif trainer.accelerator == "cpu" or (trainer.accelerator == "auto" and not torch.accelerator.is_available()):
             trainer.precision = self._choose_cpu_precision(loggers)
         return trainer.precision

@@ -49,7 +49,7 @@ the optimizer and the run
   --model.optim.schedule cosine
   --trainer.max_steps 100000            length of the run; or --trainer.max_epochs 100
   --trainer.devices 1                   number of devices
-  --trainer.precision bf16-mixed        or 32-true; default: bf16-mixed where it is faster
+  --trainer.precision bf16-mixed        32-true, or 16-mixed on CUDA GPUs; default: bf16-mixed where it is faster
   --trainer.gradient_clip_val 1.0       largest norm of the gradient
 
 configurations of the package:

@@ -19,8 +19,8 @@ NESTED = re.compile(r"NestedArg\(key='([\w.]+)'")  # the rest of a flag, after t
 OURS = re.compile(r"(?:(?<=^)|(?<=^unknown option )|(?<=did you mean )|(?<= or ))--(?=[\w.]+)")
 NAME = re.compile(r"(?:unknown option )?--([\w.]+)")
 UNKNOWN = re.compile(r"unrecognized arguments: (\S+)|Option '([^']+)' is not accepted")
-PRECISIONS = ("32-true", "bf16-mixed")
-TAKEN = {"trainer.precision": " or ".join(PRECISIONS)}  # options that take only some of Lightning's values
+PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
+TAKEN = {"trainer.precision": "32-true, bf16-mixed or, on CUDA GPUs, 16-mixed"}  # instead of all of Lightning's values
 UNKNOWN_CLASS = re.compile(r"Expected a dot import path string: (\w+)$|Expected a path but (\w+) either")
 CHOICES = re.compile(r"Expected a typing\.Literal\[(.*?)\]")
 VALUE = re.compile(r"(?:Given|Got) value: ([^\s({\[]+)$", re.MULTILINE)  # one word

@@ -17,6 +17,8 @@ from uvit_decay.runtime.tensor_files import has_values
 
 MOST = 2**48  # exclusive bound of counters
 VERSION = "pytorch-lightning_version"
+MIXED = "MixedPrecision"  # Lightning's name of the state of a gradient scaler
+SCALER = ("scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker")
 STEP = torch.zeros((), dtype=torch.float32)  # form of a parameter's step count
 LIGHTNING = re.compile(r"[2-9](\.\d+)+(\.?(a|b|rc|post|dev)\d+)*")
 MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError)  # raised by contents of another form
@@ -44,12 +46,15 @@ def check_form(contents: Mapping[str, Any], stored: TrainingContents, task: Ligh
     (optimizer,) = contents["optimizer_states"]
     (schedule,) = contents["lr_schedulers"]
     _check_optimizer(optimizer, task)
+    _check_scaler(contents.get(MIXED) or {})
     counters = {
         "global_step": contents["global_step"],
         "epoch": contents["epoch"],
         "images_seen": contents.get("images_seen", 0),
         "the number of EMA updates": ema["updates"] if ema else 0,
         "last_epoch of the schedule": schedule["last_epoch"],
+        "skipped_steps": contents.get("skipped_steps", 0),
+        "skipped_in_a_row": contents.get("skipped_in_a_row", 0),
         "the number of global batches": count_global_batches(contents) if positioned else 0,
     }
     for name, count in counters.items():
@@ -79,6 +84,14 @@ def _check_optimizer(stored: Mapping[str, Any], task: LightningModule) -> None:
         else:
             expected = {name: STEP if name == "step" else parameter for name in names}
             check_tensors(state, expected, where)
+
+
+def _check_scaler(state: Mapping[str, Any]) -> None:
+    """Raise an error unless a stored gradient scaler has all its numbers; a run in another precision has none."""
+    if state:
+        for name in SCALER:
+            if not isinstance(state[name], int | float) or not 0 <= state[name] < math.inf:
+                raise ValueError(f"{MIXED}.{name} is {state[name]!r:.40}, not a number from 0")
 
 
 def _count_parameters(groups: Sequence[Mapping[str, Any]]) -> list[int]:

@@ -81,16 +81,22 @@ class Muon(Optimizer):
         lr: learning rate of groups without `lr`.
         betas: decay rates of AdamW's two moments.
         momentum: Nesterov momentum of Muon.
+        fused: whether AdamW is one kernel for all of its parameters.
     """
 
     def __init__(
-        self, params: Sequence[dict[str, Any]], lr: float, betas: tuple[float, float], momentum: float
+        self,
+        params: Sequence[dict[str, Any]],
+        lr: float,
+        betas: tuple[float, float],
+        momentum: float,
+        fused: bool = True,
     ) -> None:
         matrices = [group for group in params if group[MUON]]
         others = [group for group in params if not group[MUON]]
         self.parts = {
             True: MatrixMuon(matrices, lr, momentum=momentum, adjust_lr_fn="match_rms_adamw"),
-            False: AdamW(others, lr, betas, fused=True),
+            False: AdamW(others, lr, betas, fused=fused),
         }
         super().__init__(params, {"lr": lr})  # the groups, now with the settings of their part
 

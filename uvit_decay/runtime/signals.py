@@ -12,13 +12,13 @@ from uvit_decay.runtime.errors import Preempted, Terminated
 
 Handler = Callable[[int, FrameType | None], None]
 
+_KNOWN = vars(signal)
+WARNINGS: tuple[int, ...] = tuple(_KNOWN[name] for name in ("SIGUSR1", "SIGUSR2") if name in _KNOWN)  # not on Windows
 STOPS: dict[int, type[KeyboardInterrupt]] = {
     signal.SIGTERM: Terminated,
-    signal.SIGUSR1: Preempted,
-    signal.SIGUSR2: Preempted,
+    **dict.fromkeys(WARNINGS, Preempted),
     signal.SIGINT: KeyboardInterrupt,
 }
-WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 def of_this_process(handler: Handler) -> Handler:

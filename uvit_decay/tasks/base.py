@@ -7,16 +7,17 @@ A step, in order; Lightning calls these hooks. Step k trains on global batch k.
 2. Random numbers: times, label dropout and noise are functions of (seed, k, position in the global batch) alone.
 3. Loss: `training_step` returns the mean of `loss` over the micro-batch.
 4. Guard: `LossGuard` records on the device whether loss and images are finite; only a single process on the CPU raises
-   at once.
+   at once. In float16 (16-mixed) only images count, because the optimizer's step is skipped if the loss is not finite.
 5. Accumulation: the backward pass adds the gradients, divided by the number of micro-batches; 1 to 5 repeat for each
    micro-batch. The gradients are averaged over the ranks.
 6. Numbers: `on_before_optimizer_step` logs loss and learning rate every --trainer.log_every_n_steps. With several
    processes it checks that each trained parameter has a gradient.
 7. Clipping: `configure_gradient_clipping` computes the gradient norm once, logs it, and clips by
    --trainer.gradient_clip_val, if it is set.
-8. Optimizer: its step. At logged steps the guard is read on all ranks, and raises if a loss was not finite.
+8. Optimizer: its step. In float16 it is skipped if the gradient is not finite; see `SkippedSteps`. At logged steps the
+   guard is read on all ranks, and raises if a loss was not finite.
 9. Schedule: it sets the learning rate of the next step.
-10. EMA: the average is updated with the new weights.
+10. EMA: the average is updated with the new weights, unless the step was skipped.
 11. Checkpoint: `LastCheckpoint` saves if one is due, unless a loss, a weight or an average is not finite.
 12. Evaluation: previews, metrics and probes that are due run on the EMA weights if the run keeps them. If one fails,
     the checkpoint of this step is already saved. At logged steps the clock of train/images_per_second restarts
@@ -59,6 +60,7 @@ from uvit_decay.tasks.loader_data import LoaderData, check_match
 from uvit_decay.tasks.losses.auxiliary import PREFIX, AuxiliaryLoss, AuxiliaryLosses, Observed
 from uvit_decay.tasks.optim.clipping import clip
 from uvit_decay.tasks.optim.options import Optimization
+from uvit_decay.tasks.optim.scaling import SkippedSteps, check_sharded, scales
 from uvit_decay.tasks.optim.schedule import Schedule
 from uvit_decay.tasks.own import expected_state, name_own_state, own_parameters
 from uvit_decay.tasks.parallel.compilation import compile_net
@@ -72,8 +74,8 @@ AUTO = "auto"
 class Task(LightningModule):
     """Base class of tasks that train `net`.
 
-    Logs train/loss, train/lr, train/grad_norm, train/images_per_second, train/mfu and train/memory_gib, and train/aux/*
-    for auxiliary losses. Stops if a loss is not finite.
+    Logs train/loss, train/lr, train/grad_norm, train/images_per_second, train/mfu and train/memory_gib, train/aux/* for
+    auxiliary losses, and train/skipped_steps in float16. Stops if a loss is not finite; in float16 see `SkippedSteps`.
 
     A subclass defines `loss`. It may extend `setup`, which checks the data before training, and `function_spec`, the
     description of the trained function: checkpoints record it, and a resumed run must have the same.
@@ -120,6 +122,7 @@ class Task(LightningModule):
         check_compile(compile, AUTO)
         self._backend = "inductor" if compile is True else compile
         self._guard = LossGuard()
+        self.skipped = SkippedSteps()
         self._losses: list[dict[str, Tensor]] = []  # by name in logs, since the last optimizer step
         self._observing = False  # within a training step with auxiliary losses
         self._observed: Observed | None = None  # the network in such a step
@@ -211,8 +214,7 @@ class Task(LightningModule):
         check_training_precision(self.trainer.precision)
         if isinstance(data, ImageData):
             check_match(self.net, data)
-        if self.optim.needs_whole_matrices and isinstance(self.trainer.strategy, Sharded):
-            raise UserError(f"{self.optim.optimizer} needs whole matrices: set --trainer.strategy ddp, not fsdp")
+        check_sharded(self.trainer, self.optim)
         if stage != "fit":
             return
         # A card that could not be read back is refused now, not at the first checkpoint.
@@ -228,8 +230,7 @@ class Task(LightningModule):
         """Load the weights from which a new run starts, if a file is given."""
         self.load_initial()
         if self._initial is not None:
-            lines = adapt(self.net, self._initial, self.function_spec(), data)
-            rank_zero_info("\n".join(lines))
+            rank_zero_info("\n".join(adapt(self.net, self._initial, self.function_spec(), data)))
             self._initial = None
 
     def function_spec(self) -> dict[str, Any]:
@@ -239,12 +240,11 @@ class Task(LightningModule):
     def card(self) -> ModelCard:
         """Return the model card, which is stored in the checkpoint: the network, and the data of this run."""
         data = self.data
-        known = isinstance(data, ImageData)
         return ModelCard(
             **self.function_spec(),
             sampling=self.sampling,
             class_names=tuple(data.class_names) if self.net.num_classes else (),
-            class_hash=class_hash(data.class_names) if known else None,
+            class_hash=class_hash(data.class_names) if isinstance(data, ImageData) else None,
             data=data.name,
             latents=data.latents,
             step=self.trainer.global_step,
@@ -260,7 +260,7 @@ class Task(LightningModule):
             total = loss + self.auxiliary.sum_weighted(auxiliary)
             for name, value in (auxiliary | self.auxiliary.figures()).items():
                 logged[f"{PREFIX}{name}"] = value
-        self._guard.record(total, batch.images, self.trainer.global_step)
+        self._guard.record(total, batch.images, self.trainer.global_step, scales(self.trainer))
         if total.device.type == "cpu" and self.trainer.world_size == 1:
             self.raise_if_not_finite()
         self._utilisation.images += len(batch.images) * self.trainer.world_size
@@ -305,7 +305,8 @@ class Task(LightningModule):
         if warmup >= total:
             length = f"the run ends at step {total:g}, within its warm-up of {warmup:g} steps"
             rank_zero_info(f"warning: {length}: lower {optim.warmup_flag}")
-        optimizer = optim.build(self.net, lr, own_parameters(self))
+        optimizer = optim.build(self.net, lr, own_parameters(self), fused=not scales(self.trainer))
+        self.skipped.watch(optimizer, self.trainer)
         scheduler = Schedule(optimizer, lambda step: optim.factor(step, total, epoch, optim.min_lr / lr))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
@@ -324,6 +325,7 @@ class Task(LightningModule):
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Optimizer, closure: Callable[[], Any]) -> None:
         logged = self._logs_this_step()
         super().optimizer_step(epoch, batch_idx, optimizer, closure)
+        self.skipped.count(self)
         if logged:
             self.raise_if_not_finite()
             self._utilisation.measure()
@@ -363,7 +365,7 @@ class Task(LightningModule):
         """Log the speed, and restart the clock after all callbacks, so that their time does not count as training."""
         if not self._utilisation.speed:
             return
-        for name, value in self._utilisation.figures().items():
+        for name, value in (self._utilisation.figures() | self.skipped.figures(self.trainer)).items():
             self.log(name, torch.tensor(value))
         # Lightning's `prog_bar` would wait for the device at every batch.
         for name in ("train/loss", "train/images_per_second"):
@@ -389,8 +391,10 @@ class Task(LightningModule):
         checkpoint[KEY] = self.card().to_dict()
         checkpoint["settings"] = self.settings
         checkpoint["images_seen"] = self.images_seen
+        self.skipped.save(checkpoint, self.trainer)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Check the checkpoint, print settings that differ, and replace Lightning's counters; see `restore_run`."""
         self._start_images = restore_run(checkpoint, self)
         self._start_step = checkpoint["global_step"]
+        self.skipped.restore(checkpoint, self.trainer)

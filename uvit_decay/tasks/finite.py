@@ -28,10 +28,13 @@ class LossGuard:
         self.bad_step: Tensor | None = None
         self.bad_images: Tensor | None = None
 
-    def record(self, loss: Tensor, images: Tensor, step: int) -> None:
-        """Note the step if its loss, a scalar, or its images are not finite."""
-        self.bad_step = _note(self.bad_step, loss, step)
+    def record(self, loss: Tensor, images: Tensor, step: int, scaled: bool = False) -> None:
+        """Note the step if its loss, a scalar, or its images are not finite.
+
+        `scaled` notes only images: a gradient scaler skips a step whose loss is not finite.
+        """
         self.bad_images = _note(self.bad_images, images, step)
+        self.bad_step = self.bad_images if scaled else _note(self.bad_step, loss, step)
 
     def raise_if_not_finite(self, task: LightningModule) -> None:
         """Raise a UserError if a loss since the start was NaN or infinite on any rank; all ranks must call this."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import resource
 import sys
 import time
 import warnings
 from collections.abc import Callable
 from typing import Any
 
+import psutil
 import torch
 from lightning.fabric.utilities.throughput import get_available_flops, measure_flops
 from lightning.pytorch import LightningModule
@@ -20,9 +20,20 @@ from torch.func import functional_call
 
 from uvit_decay.data.batches import Batch
 from uvit_decay.runtime.errors import one_line
+from uvit_decay.runtime.precision import FLOAT16
 from uvit_decay.tasks.parallel.sharding import skeleton
 
-DTYPES = {"bf16-mixed": torch.bfloat16, "bf16-true": torch.bfloat16, "64-true": torch.float64}  # by precision
+try:
+    import resource
+except ImportError:  # on Windows
+    resource = None
+
+DTYPES = {  # by precision
+    "bf16-mixed": torch.bfloat16,
+    "bf16-true": torch.bfloat16,
+    FLOAT16: torch.float16,
+    "64-true": torch.float64,
+}
 SECONDS = 0.1  # least time of the timed products
 LARGE, SMALL = 1024, 256  # rows of the matrices of `matrix_rate` on a CPU, and if a product of large ones takes longer:
 LONGEST = 0.5  # seconds
@@ -201,5 +212,8 @@ def peak_bytes(device: torch.device) -> int:
     """Return the peak memory of this process in bytes: its tensors on a GPU, otherwise its resident set."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    if resource is None:
+        memory = psutil.Process().memory_info()
+        return getattr(memory, "peak_wset", memory.rss)  # Windows keeps the peak of the working set
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -282,22 +282,24 @@ class Optimization:
         is_embedding = name.rpartition(".")[2] in EMBEDDINGS
         return not (self.decay_on == "layers" and is_embedding)
 
-    def build(self, net: nn.Module, lr: float, own: Sequence[tuple[str, nn.Parameter]] = ()) -> Optimizer:
+    def build(
+        self, net: nn.Module, lr: float, own: Sequence[tuple[str, nn.Parameter]] = (), fused: bool = True
+    ) -> Optimizer:
         """Return the optimizer of all parameters of `net` and of `own`, see `groups`.
 
         A checkpoint restores its moments, not its settings: they are the settings of this run. `lr` is the rate after
-        the warm-up. AdamW is fused: one kernel for all parameters.
+        the warm-up. With `fused`, AdamW is one kernel for all parameters; float16 needs an AdamW that is not.
         """
-        optimizer = self._build_optimizer(self.groups(net, lr, own), lr)
+        optimizer = self._build_optimizer(self.groups(net, lr, own), lr, fused)
         optimizer.register_load_state_dict_pre_hook(_keep_groups)
         of_rows = self._factors(net).of_rows
         if of_rows:
             RowSteps(optimizer, [(net.get_parameter(name), factors) for name, factors in of_rows.items()])
         return optimizer
 
-    def _build_optimizer(self, groups: list[dict[str, Any]], lr: float) -> Optimizer:
+    def _build_optimizer(self, groups: list[dict[str, Any]], lr: float, fused: bool = True) -> Optimizer:
         if self.optimizer in OPTIMIZERS:
-            return OPTIMIZERS[self.optimizer].build(groups, lr, self.betas, self.momentum)
+            return OPTIMIZERS[self.optimizer].build(groups, lr, self.betas, self.momentum, fused)
         return build_class(self.optimizer, self.arguments or {}, groups, lr)
 
     @property

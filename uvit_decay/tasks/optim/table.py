@@ -27,24 +27,24 @@ class Rule:
     """An optimizer that has a name.
 
     Args:
-        build: function (groups, learning rate, betas, momentum) -> optimizer.
+        build: function (groups, learning rate, betas, momentum, fused) -> optimizer; `fused` makes AdamW one kernel.
         state: names of the tensors that it keeps for each parameter: `step` is a number, all others are moments, which
             have the parameter's shape and dtype. Muon keeps `MOMENTUM` for its matrices.
         gain_power: the power of a branch's gain by which `rate_over_gain` divides the rate; None if it does not work.
         whole: whether it needs whole matrices, which FSDP shards.
     """
 
-    build: Callable[[Groups, float, tuple[float, float], float], Optimizer]
+    build: Callable[[Groups, float, tuple[float, float], float, bool], Optimizer]
     state: tuple[str, ...]
     gain_power: int | None = None
     whole: bool = False
 
 
 OPTIMIZERS: dict[str, Rule] = {
-    "adamw": Rule(lambda groups, lr, betas, momentum: AdamW(groups, lr, betas, fused=True), ADAM, gain_power=1),
+    "adamw": Rule(lambda groups, lr, betas, _, fused: AdamW(groups, lr, betas, fused=fused), ADAM, gain_power=1),
     "muon": Rule(Muon, ADAM, gain_power=1, whole=True),
-    "lars": Rule(lambda groups, lr, betas, momentum: LARS(groups, lr, momentum), MOMENTUM, whole=True),
-    "sgd": Rule(lambda groups, lr, betas, momentum: SGD(groups, lr, momentum), MOMENTUM, gain_power=2),
+    "lars": Rule(lambda groups, lr, _, momentum, __: LARS(groups, lr, momentum), MOMENTUM, whole=True),
+    "sgd": Rule(lambda groups, lr, _, momentum, __: SGD(groups, lr, momentum), MOMENTUM, gain_power=2),
 }
 
 
