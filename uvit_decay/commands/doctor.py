@@ -18,6 +18,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from uvit_decay.commands.cli import CLI, as_list
 from uvit_decay.doctor import Finding, Report, Run
+from uvit_decay.doctor.backend import check_backend
 from uvit_decay.doctor.cost import CHECKS
 from uvit_decay.doctor.environment import check_devices, check_weights, list_images, list_ranks, list_versions
 from uvit_decay.doctor.rehearsal import Practice, rehearse
@@ -110,7 +111,7 @@ def examine(run: Run, report: Report, practice: Practice) -> None:
         return  # there are not as many processes as the flags ask for
     try:
         run.data.load()
-        for check in (list_images, check_weights):
+        for check in (list_images, check_weights, check_backend):
             report.add(check(run))
     except UserError as error:
         report.add([Finding("error", "data", str(error))])
