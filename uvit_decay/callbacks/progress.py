@@ -25,7 +25,7 @@ LINE = "step {n_fmt}/{total_fmt} after {elapsed}, {remaining} left{postfix}"
 ENDLESS_BAR = "step {n_fmt}, {elapsed}{postfix}"
 ENDLESS_LINE = "step {n_fmt} after {elapsed}{postfix}"
 SPEED = "train/images_per_second"
-INTERVAL = 60.0  # default of `line_every`
+INTERVAL = 20.0  # default of `line_every`
 PRINTING = [logging.getLogger("lightning.pytorch"), logging.getLogger("lightning.fabric")]  # to the terminal
 
 

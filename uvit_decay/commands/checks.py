@@ -18,19 +18,18 @@ from lightning.pytorch.strategies import ParallelStrategy
 
 import uvit_decay
 from uvit_decay import diffusion
-from uvit_decay.commands.fit_help import FIT_FLAGS, list_configs
+from uvit_decay.commands.first_check import CONFIG_FLAGS, check_config
+from uvit_decay.commands.fit_help import FIT_FLAGS
 from uvit_decay.commands.messages import NAMEABLE, PRECISIONS, TAKEN, describe_error
 from uvit_decay.runtime.distributed import BY_HAND, find_launcher
 from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole, explain
 from uvit_decay.runtime.instantiate import current_path
 from uvit_decay.runtime.precision import FLOAT16
-from uvit_decay.runtime.program import find_config
 from uvit_decay.runtime.validation import check_size, parse, read_text
 
 CALLERS = "lightning.pytorch.callbacks.lambda_function"  # its class calls any function that it is given
 YAML = get_loader("yaml")
 SHARDING = ("fsdp", "deepspeed", "modelparallel")  # words in the names of Lightning's strategies that shard
-FLAGS = ("-c", "--config")
 READ_NULL = re.compile(r"=None$")
 SHORTENED = {"uvit_decay": uvit_decay.MODULES, "uvit_decay.diffusion": diffusion.MODULES}  # packages with short paths
 SHORT_PATH = re.compile(r"(?<=class_path: )(uvit_decay(?:\.diffusion)?)\.([A-Za-z]+)$", re.MULTILINE)
@@ -132,9 +131,9 @@ def locate(args: Sequence[str]) -> list[str]:
     words = []
     for before, word in pairwise(["", *args]):
         flag, equals, name = word.partition("=")
-        if before in FLAGS:
+        if before in CONFIG_FLAGS:
             word = _find_checked_config(word)
-        elif flag in FLAGS and equals:
+        elif flag in CONFIG_FLAGS and equals:
             path = _find_checked_config(name)
             word = f"{flag}={path}"
         words.append(word)
@@ -147,16 +146,12 @@ def _find_checked_config(name: str) -> str:
     Raises:
         UserError: there is no such file, or it holds no settings.
     """
-    found = find_config(name)
+    found = check_config(name)
     path = Path(found)
-    if os.path.exists(found):
-        if not path.is_fifo():  # a pipe can be read only once
-            settings = parse(read_text(path, 2**20), path, _load)
-            if not isinstance(settings, dict):
-                raise UserError(f"{path} holds no settings, which are a mapping such as `seed_everything: 0`")
-    elif re.fullmatch(r"[\w./-]+", found):  # a path, not the text of a configuration
-        known = ", ".join(list_configs())
-        raise UserError(f"--config {name}: File does not exist; configurations of the package are {known}")
+    if os.path.exists(found) and not path.is_fifo():  # a pipe can be read only once
+        settings = parse(read_text(path, 2**20), path, _load)
+        if not isinstance(settings, dict):
+            raise UserError(f"{path} holds no settings, which are a mapping such as `seed_everything: 0`")
     return found
 
 

@@ -25,6 +25,7 @@ from tensorboard.summary.writer.event_file_writer import _AsyncWriterThread
 from uvit_decay.callbacks import Progress  # imports all callbacks, so that flags may name them without the module
 from uvit_decay.commands.checks import Parser, check_nodes, check_values, limit, locate
 from uvit_decay.commands.complete import complete
+from uvit_decay.commands.fit_help import SUBCOMMANDS
 from uvit_decay.data import ImageData
 from uvit_decay.nn import ImageNetwork  # noqa: F401  imports all networks, for the same reason
 from uvit_decay.runs.checkpoints import (
@@ -111,9 +112,9 @@ class CLI(LightningCLI):
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """Return the supported subcommands: fit, and validate (the loss of a checkpoint on the test set)."""
+        """Return the supported subcommands."""
         offered = LightningCLI.subcommands()
-        return {name: offered[name] for name in ("fit", "validate")}
+        return {name: offered[name] for name in SUBCOMMANDS}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.link_arguments("seed_everything", "model.init_args.seed")

@@ -71,7 +71,7 @@ class Doctor(CLI):
         """Examine the run; LightningCLI calls this instead of the trainer's method."""
         self.save_config_callback = None
         report = Report(show=self.trainer.local_rank == self.trainer.node_rank == 0)
-        with TemporaryDirectory() as folder:
+        with TemporaryDirectory() as folder, track(shown=report.show):
 
             def practice(callbacks: list[Callback]) -> Trainer:
                 return self.instantiate_trainer(**PRACTICE, default_root_dir=folder, callbacks=callbacks)

@@ -60,6 +60,7 @@ settings of a run, without a run: python train.py fit ... --print_config
 checks before a run: python train.py doctor ...
 """
 FIT_FLAGS = tuple(re.findall(r"^  (--[\w.]+)", FIT, re.MULTILINE))
+SUBCOMMANDS = ("fit", "validate")  # of LightningCLI; validate is the loss of a checkpoint on the test set
 ABOUT = {
     "fit": "Train a network.",
     "doctor": "Check the machine and a run before it starts, with the flags of fit.\n",

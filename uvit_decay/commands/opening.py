@@ -18,7 +18,7 @@ from uvit_decay.runtime.progress import track
 def open_program(
     files: Sequence[Path] = (), device: str | None = None, timeout: timedelta | None = None
 ) -> Iterator[tuple[Processes, torch.device]]:
-    """Yield the processes of this program and the device of this one; long work prints a line every minute.
+    """Yield the processes of this program and the device of this one; long work prints a line every 20 seconds.
 
     Args:
         files: files that are read, which must be the same on all nodes.

@@ -25,7 +25,8 @@ Classes of your own:  --trust yours allows the classes of the module `yours`
 
 from collections.abc import Sequence
 
-from uvit_decay.commands.fit_help import ABOUT, format_fit_help
+from uvit_decay.commands.first_check import CONFIG_FLAGS, check_words
+from uvit_decay.commands.fit_help import ABOUT, SUBCOMMANDS, format_fit_help
 from uvit_decay.runtime.command_line import respell
 from uvit_decay.runtime.errors import UserError, user_errors
 from uvit_decay.runtime.program import DEFAULT_CONFIG, check_launcher_variables, find_bundled, localise, quiet_libraries
@@ -54,16 +55,18 @@ def _run(words: Sequence[str]) -> None:
         print(format_fit_help(args[0]))
         return
     args = ["--help" if arg == HELP_ALL else arg for arg in args]
-    from uvit_decay.commands.cli import CLI  # imports Lightning, which takes seconds
-
-    named = any(arg.partition("=")[0] in ("-c", "--config") for arg in args)
-    known = (*CLI.subcommands(), DOCTOR)
+    known = (*SUBCOMMANDS, DOCTOR)
     if not set(known) & set(args):
         word = args[0] if args else "nothing"
         hint = did_you_mean(word, known)
         raise UserError(f"the subcommands of train.py are {', '.join(known)}: got {word}{hint}")
+    named = any(arg.partition("=")[0] in CONFIG_FLAGS for arg in args)
     if args[0] in known and not named:
         args[1:1] = ["--config", str(find_bundled(DEFAULT_CONFIG))]
+    if args[0] in known and "--help" not in args:
+        check_words(args[1:])
+    from uvit_decay.commands.cli import CLI  # imports Lightning, which takes seconds
+
     if args[0] == DOCTOR:
         from uvit_decay.commands.doctor import Doctor  # imports every check
 

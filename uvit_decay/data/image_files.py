@@ -23,7 +23,7 @@ from uvit_decay.data.decoding import Crop, centre_crop, check_shape, decode, for
 from uvit_decay.images.class_names import class_hash
 from uvit_decay.runtime.concurrency import in_threads
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import at_home
+from uvit_decay.runtime.files import at_home, check_images_exist
 from uvit_decay.runtime.progress import track
 
 _PATIENCE = 3.0  # seconds after which a bar appears
@@ -84,8 +84,7 @@ def list_images(path: str | Path, classes: Collection[str] | None = None) -> Lis
             folders have one class name.
     """
     path = at_home(path)
-    if not path.exists():
-        raise UserError(f"{path}: no such folder, zip or tar")
+    check_images_exist(path)
     names, spans = find(path, _extensions())
     if not names:
         kinds = ".png, .jpg, .webp and others; hidden files do not count; unpack archives that are inside"

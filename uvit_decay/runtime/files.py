@@ -22,6 +22,21 @@ def at_home(path: str | Path) -> Path:
     return Path(os.path.expanduser(path))
 
 
+def check_is_file(path: Path) -> None:
+    """Raise a UserError if `path` is a folder or does not exist."""
+    if path.is_dir():
+        raise UserError(f"the file {path} is a folder")
+    if not path.is_file():
+        raise UserError(f"the file {path} does not exist")
+
+
+def check_images_exist(path: str | Path) -> None:
+    """Raise a UserError if there is no folder or archive of images at `path`, which may begin with ~."""
+    path = at_home(path)
+    if not path.exists():
+        raise UserError(f"{path}: no such folder, zip or tar")
+
+
 def check_writable(path: Path, folder: bool = False) -> None:
     """Raise a UserError if `path`, a file or a `folder`, cannot be written; call this before the work.
 

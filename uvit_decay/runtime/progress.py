@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal; elsewhere, as in the log file of a batch job, a line every minute."""
+"""Progress of long work: a bar on a terminal; elsewhere, as in the log file of a batch job, a line every 20 seconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from tqdm import tqdm
 
 # Seconds between lines; infinity shows neither lines nor bars.
-_interval: ContextVar[float] = ContextVar("interval", default=60.0)
+_interval: ContextVar[float] = ContextVar("interval", default=20.0)
 
 
 def terminal_width() -> int:

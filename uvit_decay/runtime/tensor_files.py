@@ -23,7 +23,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from uvit_decay.runtime.errors import UserError, explain, one_line
-from uvit_decay.runtime.files import replacing
+from uvit_decay.runtime.files import check_is_file, replacing
 from uvit_decay.runtime.validation import as_type
 
 PAGE = 256  # bytes at the start of a file in which a web page is recognised
@@ -106,7 +106,7 @@ class TorchFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        _check_is_file(path)
+        check_is_file(path)
         with explain(f"cannot read {path}", OSError):
             self._file = path.open("rb")
             start = self._file.read(PAGE)
@@ -174,18 +174,11 @@ def load_any(path: Path) -> tuple[dict[str, str], Any]:
 
 def _check_readable(path: Path) -> None:
     """Raise a UserError for a file that is missing, that may not be read, or that is a web page."""
-    _check_is_file(path)
+    check_is_file(path)
     with explain(f"cannot read {path}", OSError), path.open("rb") as file:
         start = file.read(PAGE)
     if _is_web_page(start):
         raise _web_page(path)
-
-
-def _check_is_file(path: Path) -> None:
-    if path.is_dir():
-        raise UserError(f"the file {path} is a folder")
-    if not path.is_file():
-        raise UserError(f"the file {path} does not exist")
 
 
 def _is_web_page(start: bytes) -> bool:
