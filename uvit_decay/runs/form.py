@@ -19,6 +19,7 @@ MOST = 2**48  # exclusive bound of counters
 VERSION = "pytorch-lightning_version"
 MIXED = "MixedPrecision"  # Lightning's name of the state of a gradient scaler
 SCALER = ("scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker")
+SKIPPED, IN_A_ROW = "skipped_steps", "skipped_in_a_row"  # counts of steps that the scaler has skipped
 STEP = torch.zeros((), dtype=torch.float32)  # form of a parameter's step count
 LIGHTNING = re.compile(r"[2-9](\.\d+)+(\.?(a|b|rc|post|dev)\d+)*")
 MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError)  # raised by contents of another form
@@ -53,8 +54,8 @@ def check_form(contents: Mapping[str, Any], stored: TrainingContents, task: Ligh
         "images_seen": contents.get("images_seen", 0),
         "the number of EMA updates": ema["updates"] if ema else 0,
         "last_epoch of the schedule": schedule["last_epoch"],
-        "skipped_steps": contents.get("skipped_steps", 0),
-        "skipped_in_a_row": contents.get("skipped_in_a_row", 0),
+        SKIPPED: contents.get(SKIPPED, 0),
+        IN_A_ROW: contents.get(IN_A_ROW, 0),
         "the number of global batches": count_global_batches(contents) if positioned else 0,
     }
     for name, count in counters.items():

@@ -15,6 +15,7 @@ from lightning.pytorch.plugins import MixedPrecision
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
+from uvit_decay.runs.form import IN_A_ROW, MIXED, SKIPPED
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.precision import FLOAT16
 from uvit_decay.tasks.finite import KEPT
@@ -23,7 +24,6 @@ from uvit_decay.tasks.optim.table import ARGUMENTS
 from uvit_decay.tasks.parallel.sharding import Sharded
 
 MOST = 20  # skipped steps in a row, after which the scale is a millionth of what it was
-TOTAL, IN_ROW = "skipped_steps", "skipped_in_a_row"  # in checkpoints
 
 
 def _find_scaler(trainer: Trainer) -> GradScaler | None:
@@ -105,12 +105,11 @@ class SkippedSteps:
     def save(self, checkpoint: dict[str, Any], trainer: Trainer) -> None:
         """Add the counts to a checkpoint of a run with a scaler."""
         if scales(trainer):
-            checkpoint |= {TOTAL: self.total, IN_ROW: self.in_row}
+            checkpoint |= {SKIPPED: self.total, IN_A_ROW: self.in_row}
 
     def restore(self, checkpoint: dict[str, Any], trainer: Trainer) -> None:
         """Continue the counts of a checkpoint; the scale begins anew if the run had no scaler until now."""
-        self.total = checkpoint.get(TOTAL, 0)
-        self.in_row = checkpoint.get(IN_ROW, 0)
-        name = type(trainer.precision_plugin).__qualname__  # Lightning stores the state of the scaler under it
-        if scales(trainer) and not checkpoint.get(name):
-            checkpoint.pop(name, None)  # of bf16-mixed, which has no scale
+        self.total = checkpoint.get(SKIPPED, 0)
+        self.in_row = checkpoint.get(IN_A_ROW, 0)
+        if scales(trainer) and not checkpoint.get(MIXED):
+            checkpoint.pop(MIXED, None)  # the empty state of bf16-mixed, which Lightning would load
