@@ -25,7 +25,7 @@ MISTAKES = {
     "fit --model.net.alpha_mn 1": ("--model.net.alpha_mn;", "--model.net.alpha_min?"),
     "fit --model.net.qk_nrm true": ("--model.net.qk_nrm;", "--model.net.qk_norm?"),
     "fit --data.bath_size=3": ("--data.bath_size;", "--data.batch_size?"),
-    "fit --data Images --data.path /nosuch": ("/nosuch", "folder"),
+    "fit --data Images --data.path nosuch": ("nosuch", "folder"),
 }
 
 
@@ -102,6 +102,7 @@ def test_no_argument_of_a_class_is_refused_and_those_that_take_any_key_are_known
         ["--ckpt_path", "missing.ckpt", "--ckpt_path=auto"],
         ["--ckpt_path", "missing.ckpt", *CONFIG],
         ["--data.path", "no/such", "--data", "HubDataset"],
+        ["--data", "Images", "--data.path", "no/such", *CONFIG],
         ["--config", "seed_everything: 1"],
         ["--seed_everything", "-1", "--trainer.max_time", "00:00:01:00", "a value", "--a value of words"],
     ],

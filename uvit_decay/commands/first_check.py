@@ -23,14 +23,16 @@ from uvit_decay.runtime.suggestions import did_you_mean
 
 CONFIG_FLAGS = ("-c", "--config")
 FLAG = re.compile(r"--(\w[\w.]*)\+?(=.*)?", re.DOTALL)
-OURS = ("help", "resume", "trust", "model", "data", "trainer")  # groups and flags beside Lightning's
+OURS = ("resume", "trust", "model", "data", "trainer")  # groups and flags beside Lightning's
+OF_JSONARGPARSE = ("help", "print_config", "print_shtab")
 OF_CLASSES = ("model", "data")  # groups of flags that depend on classes
 OF_ALL_CLASSES = ("class_path", "init_args", "help")
 ANYTHING = ("dict_kwargs", "arguments")  # whatever follows them is a key of a dictionary
 CLASS = re.compile(r"\b[A-Z]\w+")
 FOREIGN = re.compile(r"\b(torch|lightning)\.")  # classes beside ours that a configuration may name without --trust
 PARAMETER = re.compile(r"\b(\w+):")
-PLAIN_PATH = re.compile(r"[\w./-]*[./][\w./-]*")  # neither null nor a quoted text
+PLAIN = re.compile(r"[\w./-]+")  # a value that is not quoted
+NOT_PATHS = ("null", "None", "last", "auto")
 DATA = re.compile(r"^data:\n  class_path: (\S+)", re.MULTILINE)
 FOLDERS = ("Images", "AugmentedImages")  # data whose path must exist
 
@@ -41,7 +43,8 @@ def check_words(words: Sequence[str]) -> None:
     Args:
         words: the words after the subcommand, with underscores in the names of flags.
     """
-    text = "".join(_read_configs(words))
+    configs = list(_read_configs(words))
+    text = "\n".join(configs)
     trusts = any(word.partition("=")[0] == "--trust" for word in words)
     knows_classes = not trusts and not FOREIGN.search(" ".join([text, *words]))  # all of them are ours
     for word in words:
@@ -49,13 +52,14 @@ def check_words(words: Sequence[str]) -> None:
             _check_flag(flag[1])
             if knows_classes:
                 _check_class_flag(flag[1], " ".join([text, *words]))
-    _check_paths(words, text)
+    _check_checkpoint(words)
+    _check_images(words, configs)
 
 
 def check_config(name: str) -> str:
     """Return the path of a configuration, or `name` if it is the text of one; raise a UserError if there is no file."""
     found = find_config(name)
-    if not os.path.exists(found) and re.fullmatch(r"[\w./-]+", found):  # a path, not the text of a configuration
+    if not os.path.exists(found) and PLAIN.fullmatch(found):  # a path, not the text of a configuration
         known = ", ".join(list_configs())
         raise UserError(f"--config {name}: File does not exist; configurations of the package are {known}")
     return found
@@ -82,7 +86,7 @@ def _check_flag(name: str) -> None:
     """Raise a UserError if a flag is neither of Lightning's nor of a class."""
     group, *names = name.split(".")
     trainer = _trainer_flags()
-    is_known = group in (*OURS, *_lightning_names())
+    is_known = group in (*OURS, *OF_JSONARGPARSE, *_lightning_names())
     if group == "trainer" and names and trainer:
         is_known = names[0] in trainer
     if not is_known:
@@ -172,24 +176,29 @@ def _trainer_flags() -> tuple[str, ...]:
     return _constructor_arguments(_read_lightning("trainer/trainer.py"), "Trainer")
 
 
-def _check_paths(words: Sequence[str], text: str) -> None:
-    """Raise a UserError if the checkpoint, or the folder of images, does not exist.
-
-    Args:
-        words: the words of the command line.
-        text: the text of all configurations, which may have values of their own.
-    """
-    values = {}
+def _find_path(words: Sequence[str], wanted: str) -> str | None:
+    """Return the path that a flag gives; None if it gives none, or a later configuration may give another one."""
+    found = None
     for flag, value in _pairs(words):
         if flag in CONFIG_FLAGS:
-            values.clear()  # this configuration may replace the values before it
-        elif PLAIN_PATH.fullmatch(value):
-            values[flag] = value
-        else:
-            values.pop(flag, None)
-    checkpoint = values.get("--ckpt_path")
-    if checkpoint is not None and not os.path.exists(checkpoint):
-        check_is_file(Path(checkpoint))
-    chosen = [value for flag, value in _pairs(words) if flag == "--data"] or DATA.findall(text)
-    if "--data.path" in values and chosen and chosen[-1].rpartition(".")[2] in FOLDERS:
-        check_images_exist(values["--data.path"])
+            found = None
+        elif flag == wanted:
+            found = value if PLAIN.fullmatch(value) and value not in NOT_PATHS else None
+    return found
+
+
+def _check_checkpoint(words: Sequence[str]) -> None:
+    """Raise a UserError if --ckpt_path names a file that does not exist."""
+    path = _find_path(words, "--ckpt_path")
+    if path is not None and not os.path.exists(path):
+        check_is_file(Path(path))
+
+
+def _check_images(words: Sequence[str], configs: Sequence[str]) -> None:
+    """Raise a UserError if --data.path does not exist, and the data are images in files; see `check_words`."""
+    path = _find_path(words, "--data.path")
+    kinds = [value for flag, value in _pairs(words) if flag == "--data"]
+    if not kinds and len(configs) == 1:  # the data of several ones depend on their order
+        kinds = DATA.findall(configs[0])
+    if path is not None and kinds and kinds[-1].rpartition(".")[2] in FOLDERS:
+        check_images_exist(path)
