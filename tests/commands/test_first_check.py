@@ -24,6 +24,7 @@ MISTAKES = {
     "doctor --max-step 3": ("--max_step;", "--trainer.max_steps"),
     "fit --model.net.alpha_mn 1": ("--model.net.alpha_mn;", "--model.net.alpha_min?"),
     "fit --model.net.qk_nrm true": ("--model.net.qk_nrm;", "--model.net.qk_norm?"),
+    "fit --model.net.foo_bar_baz 1": ("--model.net.foo_bar_baz",),
     "fit --data.bath_size=3": ("--data.bath_size;", "--data.batch_size?"),
     "fit --data Images --data.path nosuch": ("nosuch", "folder"),
 }

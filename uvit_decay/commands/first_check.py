@@ -31,7 +31,7 @@ ANYTHING = ("dict_kwargs", "arguments")  # whatever follows them is a key of a d
 CLASS = re.compile(r"\b[A-Z]\w+")
 FOREIGN = re.compile(r"\b(torch|lightning)\.")  # classes beside ours that a configuration may name without --trust
 PARAMETER = re.compile(r"\b(\w+):")
-PLAIN = re.compile(r"[\w./-]+")  # a value that is not quoted
+PLAIN = re.compile(r"[\w./][\w./-]*")  # a value that is not quoted
 NOT_PATHS = ("null", "None", "last", "auto")
 DATA = re.compile(r"^data:\n  class_path: (\S+)", re.MULTILINE)
 FOLDERS = ("Images", "AugmentedImages")  # data whose path must exist
@@ -95,9 +95,9 @@ def _check_flag(name: str) -> None:
 
 
 def _check_class_flag(name: str, settings: str) -> None:
-    """Raise a UserError if no class has the argument that a flag of a class names, and another one was probably meant.
+    """Raise a UserError if no class has the argument that a flag of a class names.
 
-    Without a suggestion the flag is left to the parser, which knows the arguments of further classes.
+    If only the parser knows which argument was probably meant, the flag is left to it.
 
     Args:
         name: the flag, without dashes.
@@ -111,13 +111,14 @@ def _check_class_flag(name: str, settings: str) -> None:
             return
         if part in OF_ALL_CLASSES or part in _annotated_names():
             continue
+        before = ".".join(["--" + group, *names[:i]])
         hint = did_you_mean(f"--{name}", FIT_FLAGS)
         if not hint and group == "model":
-            before = ".".join([group, *names[:i]])
             kinds = sorted(set(CLASS.findall(settings)))
-            known = [f"--{before}.{argument}" for kind in kinds for argument in _arguments(kind)]
+            known = [f"{before}.{argument}" for kind in kinds for argument in _arguments(kind)]
             hint = did_you_mean(f"--{name}", known)
-        if hint:
+        anything = [f"{before}.{argument}" for argument in _annotated_names()]
+        if hint or not did_you_mean(f"--{name}", anything):
             raise UserError(f"unknown option --{name}{hint}")
         return
 
