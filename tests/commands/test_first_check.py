@@ -104,6 +104,7 @@ def test_no_argument_of_a_class_is_refused_and_those_that_take_any_key_are_known
         ["--ckpt_path", "missing.ckpt", *CONFIG],
         ["--data.path", "no/such", "--data", "HubDataset"],
         ["--data", "Images", "--data.path", "no/such", *CONFIG],
+        ["--data", "Images", "--data.path", "FOLDER", "--ckpt_path", "missing.ckpt", "--print_config"],
         ["--config", "seed_everything: 1"],
         ["--seed_everything", "-1", "--trainer.max_time", "00:00:01:00", "a value", "--a value of words"],
     ],

@@ -52,8 +52,9 @@ def check_words(words: Sequence[str]) -> None:
             _check_flag(flag[1])
             if knows_classes:
                 _check_class_flag(flag[1], " ".join([text, *words]))
-    _check_checkpoint(words)
-    _check_images(words, configs)
+    if not any(word.startswith("--print_config") for word in words):  # it reads neither
+        _check_checkpoint(words)
+        _check_images(words, configs)
 
 
 def check_config(name: str) -> str:
