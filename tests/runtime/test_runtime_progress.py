@@ -50,7 +50,7 @@ def test_a_conversion_has_lines(command, tmp_path, monkeypatch, capsys):
 def test_runs_that_are_compared_are_counted(tmp_path, monkeypatch, capsys):
     def read(folder):
         time.sleep(0.3)
-        return SimpleNamespace(options={})
+        return SimpleNamespace(options={}, folder=folder)
 
     monkeypatch.setattr("uvit_decay.compare.runs.Run.read", read)
     with pytest.raises(UserError, match="--by"):

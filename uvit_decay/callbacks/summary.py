@@ -9,8 +9,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay.runs.checkpoints import LAST
-from uvit_decay.runs.folder import CONFIG, run_folder
-from uvit_decay.runs.history import CHECKPOINTS
+from uvit_decay.runs.folder import run_folder
+from uvit_decay.runs.history import CHECKPOINTS, CONFIG
 from uvit_decay.runtime.errors import check_whole
 from uvit_decay.runtime.files import LOCK
 from uvit_decay.runtime.program import localise

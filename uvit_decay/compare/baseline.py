@@ -16,7 +16,7 @@ from statistics import fmean
 from uvit_decay.compare.differences import ABOUT_ONE_RUN, SEED
 from uvit_decay.compare.report import COLUMNS, Groups, Row, Spread
 from uvit_decay.compare.runs import Run, group_runs
-from uvit_decay.runs.folder import NUMBERED
+from uvit_decay.runs.history import NUMBERED
 from uvit_decay.runtime.errors import UserError
 
 ARM = "arm"  # heading of the names of arms

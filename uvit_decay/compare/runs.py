@@ -8,8 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from uvit_decay.runs.folder import CONFIG, list_run_folders
-from uvit_decay.runs.history import GENERATION, METRICS, PROBES, Measurement, read, read_rows
+from uvit_decay.runs.history import (
+    CONFIG,
+    GENERATION,
+    METRICS,
+    PROBES,
+    Measurement,
+    list_run_folders,
+    read,
+    read_rows,
+)
 from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.validation import flat, read_yaml
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,14 +11,12 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info
 
-from uvit_decay.runs.history import HISTORIES, METRICS, run_of
+from uvit_decay.runs.history import CONFIG, HISTORIES, METRICS, NUMBERED, list_run_folders, run_of
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import Claimed, claim_paths, remove_remains
 
-CONFIG = "config.yaml"
 LAUNCHES = "launches.jsonl"
 RUN_FILES = (CONFIG, LAUNCHES, METRICS, *HISTORIES)  # a run may begin with them; each marks a run folder
-NUMBERED = re.compile(r"version_(\d+)")
 WAIT = 60.0  # seconds for which a run waits for the program that still writes its folder
 
 
@@ -38,17 +35,6 @@ def find_runs(loggers: Iterable[object], root: str | Path) -> tuple[Path, list[P
             experiment = Path(logger.root_dir)
             return experiment, list_run_folders(experiment)
     return Path(root), [Path(root)]
-
-
-def list_run_folders(experiment: Path) -> list[Path]:
-    """Return the folders version_N of an experiment, the highest N first."""
-    runs = []
-    for folder in experiment.glob("version_*"):
-        match = NUMBERED.fullmatch(folder.name)
-        if match and folder.is_dir():
-            runs.append((int(match[1]), folder))
-    runs.sort(reverse=True)
-    return [folder for _, folder in runs]
 
 
 def read_version(run: Path) -> int | str:

@@ -1,4 +1,4 @@
-"""Histories of a run: probes.jsonl, generation.jsonl, branches.jsonl and metrics.csv in its folder.
+"""Histories of a run: probes.jsonl, generation.jsonl, branches.jsonl and metrics.csv in its folder; no Lightning here.
 
 A line of a .jsonl file is a measurement:
 {"step": 500, "epoch": 11.36, "images_seen": 16000, "values": {"fd": 12.3}, "metadata": {"n": 1000, ...}}
@@ -24,6 +24,8 @@ GENERATION = "generation.jsonl"
 BRANCHES = "branches.jsonl"
 HISTORIES = (PROBES, GENERATION, BRANCHES)
 CHECKPOINTS = "checkpoints"  # folder beside the histories
+CONFIG = "config.yaml"  # beside them, too
+NUMBERED = re.compile(r"version_(\d+)")  # names of run folders
 FORMER = {"effective_rank": "spectrum_entropy", "dimensions": "effective_rank_exp"}  # earlier names of scores
 SCORE = re.compile(r"(tracked_)?(\w+?)(_of_cls)?")  # a score of probes, perhaps of the tracked layer, of class tokens
 METRICS = "metrics.csv"  # all logged numbers, in another format
@@ -162,6 +164,17 @@ def _write(path: Path, measurements: list[Measurement]) -> None:
                 if not math.isfinite(value):
                     entry["values"][name] = None  # JSON has no NaN or infinity
             file.write(f"{json.dumps(entry)}\n".encode())
+
+
+def list_run_folders(experiment: Path) -> list[Path]:
+    """Return the folders version_N of an experiment, the highest N first."""
+    runs = []
+    for folder in experiment.glob("version_*"):
+        match = NUMBERED.fullmatch(folder.name)
+        if match and folder.is_dir():
+            runs.append((int(match[1]), folder))
+    runs.sort(reverse=True)
+    return [folder for _, folder in runs]
 
 
 def run_of(checkpoint: str | Path) -> Path | None:

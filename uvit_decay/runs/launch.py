@@ -20,8 +20,8 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
 
-from uvit_decay.runs.folder import CONFIG, LAUNCHES, RUN_FILES, run_folder
-from uvit_decay.runs.history import CHECKPOINTS
+from uvit_decay.runs.folder import LAUNCHES, RUN_FILES, run_folder
+from uvit_decay.runs.history import CHECKPOINTS, CONFIG
 from uvit_decay.runs.loggers import continue_records, guard, list_versions
 from uvit_decay.runs.resume import Start
 from uvit_decay.runs.settings import compare_settings
