@@ -25,6 +25,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 
 from uvit_decay.runtime.errors import UserError, explain
+from uvit_decay.runtime.placeholders import check_content
 from uvit_decay.runtime.progress import track
 
 # Exceptions of zipfile, tarfile and PIL on damaged bytes; fuzzing 20 formats raised no others.
@@ -99,7 +100,8 @@ def _folder_names(path: Path) -> Iterator[str]:
 
 def _is_tar(path: Path) -> bool:
     with open_file(path) as file:
-        header = file.read(512)
+        header = file.read(tarfile.BLOCKSIZE)
+    check_content(path, header)
     return path.suffix.lower() == ".tar" or header[257:262] == b"ustar"
 
 

@@ -20,6 +20,7 @@ from PIL import Image, UnidentifiedImageError
 
 from uvit_decay.data.archives import DAMAGED
 from uvit_decay.runtime.errors import UserError, check_whole, explain
+from uvit_decay.runtime.placeholders import PAGE, check_content
 
 # Formats that PIL may open, whatever the file extension: common ones first, TGA last because it has no signature. Other
 # formats are not images (labels.h5) or run another program on the contents (EPS, and IPTC, which may contain an EPS).
@@ -48,10 +49,12 @@ def open_image(file: BinaryIO, name: str) -> Iterator[Image.Image]:
     """Open an image of one of FORMATS without decoding it; the body of the `with` statement may decode it.
 
     Raises:
-        UserError: the image is damaged, which may first show in the body, or has more than MOST_PIXELS pixels. The
-            message starts with `name`.
+        UserError: the image is damaged, which may first show in the body, has more than MOST_PIXELS pixels, or is a
+            placeholder, see `check_content`. The message starts with `name`.
     """
     with explain(name, *DAMAGED, Image.DecompressionBombError):
+        check_content(name, file.read(PAGE))
+        file.seek(0)
         try:
             with Image.open(file, formats=formats()) as image:
                 if image.width * image.height > MOST_PIXELS:

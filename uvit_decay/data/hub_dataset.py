@@ -20,6 +20,7 @@ from uvit_decay.data.image_files import Listing
 from uvit_decay.images.class_names import class_hash
 from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.files import at_home
+from uvit_decay.runtime.placeholders import PAGE, check_content
 from uvit_decay.runtime.typed import check_types
 
 if TYPE_CHECKING:
@@ -235,13 +236,15 @@ def _load_saved(folder: Path, split: str, subset: str | None) -> Dataset:
     """Open a split of a folder that `save_to_disk` wrote: splits by name, or a single one that may have no name.
 
     Raises:
-        UserError: the folder has another split or another subset, or holds a pipe, which could not be read to its end.
+        UserError: the folder has another split or another subset, holds a pipe, which could not be read to its end, or
+            a placeholder, see `check_content`.
     """
     import datasets
 
     for file in folder.rglob("*"):
         if file.suffix in (".arrow", ".json"):
-            open_file(file).close()
+            with open_file(file) as opened:
+                check_content(file, opened.read(PAGE))
     found = datasets.load_from_disk(str(folder))
     if isinstance(found, datasets.DatasetDict):
         if split not in found:

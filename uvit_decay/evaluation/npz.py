@@ -14,6 +14,7 @@ import psutil
 
 from uvit_decay.data.archives import DAMAGED, open_file
 from uvit_decay.runtime.errors import UserError, explain
+from uvit_decay.runtime.placeholders import PAGE, check_content
 
 
 @contextmanager
@@ -21,6 +22,8 @@ def _open_arrays(path: Path) -> Iterator[np.lib.npyio.NpzFile]:
     """Open a regular file; turn errors of zipfile and numpy on damaged files into a UserError."""
     damaged = explain(f"{path} cannot be read", *DAMAGED, MemoryError, TokenError)
     with damaged, open_file(path) as file:
+        check_content(path, file.read(PAGE))
+        file.seek(0)
         arrays = np.load(file, allow_pickle=False)
         if not isinstance(arrays, np.lib.npyio.NpzFile):
             raise ValueError("a single array, not an .npz")

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from uvit_decay.images.io import to_float, to_uint8
 from uvit_decay.runtime.errors import UserError, explain
+from uvit_decay.runtime.placeholders import check_file
 from uvit_decay.runtime.tensor_files import digest
 
 SLICE_PIXELS = 8 * 256**2  # decoded in one slice: about 5 GB for Stable Diffusion's decoder in float32
@@ -353,13 +354,21 @@ def _load(vae: str) -> nn.Module:
             known = "AutoencoderKL, AutoencoderDC and AutoencoderTiny"
             raise UserError(f"{vae}: {name} is not an autoencoder of diffusers; supported are {known}, for example")
         _check_sizes(config, vae)
+        for file in _local_weights(vae):
+            check_file(file)
         net, info = kind.from_pretrained(vae, output_loading_info=True)
     missing = [*info["missing_keys"], *info["mismatched_keys"]]
     if missing:
         raise UserError(f"the autoencoder {vae} lacks {len(missing)} of its weights, the first is {missing[0]}")
-    for file in Path(vae).glob("*.safetensors"):
-        _check_floating(file)
+    for file in _local_weights(vae):
+        if file.suffix == ".safetensors":
+            _check_floating(file)
     return net
+
+
+def _local_weights(vae: str) -> list[Path]:
+    """Return the files of weights in a folder; none for an autoencoder of the hub."""
+    return [file for file in Path(vae).glob("*") if file.suffix in (".safetensors", ".bin")]
 
 
 def _check_sizes(config: Mapping[str, Any], vae: str) -> None:

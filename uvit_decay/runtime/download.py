@@ -20,6 +20,7 @@ from filelock import FileLock
 
 from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.files import writing
+from uvit_decay.runtime.placeholders import check_file
 from uvit_decay.runtime.progress import terminal_width, track
 
 Algorithm = Literal["md5", "sha256"]
@@ -33,8 +34,12 @@ def checksum(path: Path, algorithm: Algorithm = "sha256") -> str:
 
 
 def verify(path: Path, expected: str, algorithm: Algorithm = "sha256") -> None:
-    """Raise a UserError with both values unless the checksum of the file begins with `expected`."""
+    """Raise a UserError with both values unless the checksum of the file begins with `expected`.
+
+    A placeholder is named as such, see `check_content`.
+    """
     with explain(f"cannot read {path}", OSError):
+        check_file(path)
         actual = checksum(path, algorithm)
     if not actual.startswith(expected):
         reason = f"its {algorithm} is {actual}, expected {expected} ({path.stat().st_size:,} bytes)"

@@ -24,9 +24,9 @@ from torch import Tensor, nn
 
 from uvit_decay.runtime.errors import UserError, explain, one_line
 from uvit_decay.runtime.files import check_is_file, replacing
+from uvit_decay.runtime.placeholders import PAGE, check_content, check_file
 from uvit_decay.runtime.validation import as_type
 
-PAGE = 256  # bytes at the start of a file in which a web page is recognised
 TENSORS, HEADER = "crc32", "header_crc32"  # a file with only one of the two is damaged
 
 
@@ -101,7 +101,7 @@ class TorchFile:
     """A file of torch.save that is opened once: tensors, plain values, argparse Namespaces; code is refused.
 
     Raises:
-        UserError: the file is missing, may not be read, or is a web page.
+        UserError: the file is missing, may not be read, or is a placeholder, see `check_content`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -113,9 +113,11 @@ class TorchFile:
         self._zipped = start.startswith(b"PK\x03\x04")  # unused data, such as the optimizer state, is never read
         self._contents: Any = None
         self._read = self._compared = False
-        if _is_web_page(start):
-            self._file.close()
-            raise _web_page(path)
+        try:
+            check_content(path, start)
+        except UserError:
+            self.close()
+            raise
 
     def __enter__(self) -> TorchFile:
         return self
@@ -173,21 +175,10 @@ def load_any(path: Path) -> tuple[dict[str, str], Any]:
 
 
 def _check_readable(path: Path) -> None:
-    """Raise a UserError for a file that is missing, that may not be read, or that is a web page."""
+    """Raise a UserError for a file that is missing, that may not be read, or that is a placeholder."""
     check_is_file(path)
-    with explain(f"cannot read {path}", OSError), path.open("rb") as file:
-        start = file.read(PAGE)
-    if _is_web_page(start):
-        raise _web_page(path)
-
-
-def _is_web_page(start: bytes) -> bool:
-    """Return whether a file that starts with these bytes is a web page, which a failed download leaves."""
-    return start.lstrip().startswith(b"<")
-
-
-def _web_page(path: Path) -> UserError:
-    return UserError(f"{path} is a web page, not a file of tensors: the download failed, fetch it again")
+    with explain(f"cannot read {path}", OSError):
+        check_file(path)
 
 
 def check_records(file: IO[bytes], whole: bool, head: bool = True) -> None:

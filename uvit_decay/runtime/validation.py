@@ -15,6 +15,7 @@ import yaml
 
 from uvit_decay.runtime.errors import UserError, check_choice, explain
 from uvit_decay.runtime.files import replacing
+from uvit_decay.runtime.placeholders import PAGE, check_content
 
 MOST_VALUES = 200_000  # far beyond any file of this project, as is the next one
 DEEPEST = 50  # levels
@@ -34,7 +35,9 @@ def read_text(path: Path, most: int) -> str:
 
 def read_json(path: Path, kind: Any) -> Any:
     """Return the contents of a JSON file as `kind`, see `as_type`; raise a UserError if it is damaged or misfits."""
-    return as_type(kind, parse(read_text(path, 2**24), path), str(path))
+    text = read_text(path, 2**24)
+    check_content(path, text[:PAGE].encode())
+    return as_type(kind, parse(text, path), str(path))
 
 
 def write_json(path: Path, value: Any) -> None:
