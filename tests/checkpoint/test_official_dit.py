@@ -6,6 +6,7 @@ from argparse import Namespace
 
 import pytest
 import torch
+from conftest import same
 from diffusers import DDIMScheduler, DiTTransformer2DModel
 from official_files import HERE, import_and_load, is_close, meta, read_description, redescribe, save_contents, tiny_sit
 from refusals import find_line, raises_user_error
@@ -73,6 +74,39 @@ def edited(pipeline, tmp_path, name, **values):
     folder = shutil.copytree(pipeline, tmp_path / "edited")
     (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | values))
     return folder
+
+
+@pytest.mark.parametrize(
+    "options", [dict(variant="fp16"), dict(max_shard_size="20KB"), dict(max_shard_size="20KB", variant="fp16")]
+)
+def test_a_variant_and_shards_are_the_same_network(pipeline, tmp_path, options):
+    net = DiTTransformer2DModel.from_pretrained(pipeline, subfolder="transformer")
+    folder = shutil.copytree(pipeline, tmp_path / "other", ignore=shutil.ignore_patterns("*.safetensors"))
+    net.save_pretrained(folder / "transformer", **options)
+    assert not (folder / "transformer" / "diffusion_pytorch_model.safetensors").exists()
+    nets = []
+    for source in (pipeline, folder):
+        import_official(source, tmp_path / "ours.safetensors", None, ImportOptions())
+        nets.append(load(tmp_path / "ours.safetensors").net.state_dict())
+    assert same(*nets)
+
+
+def test_an_index_without_its_shards_and_several_variants_are_refused(pipeline, tmp_path):
+    net = DiTTransformer2DModel.from_pretrained(pipeline, subfolder="transformer")
+    folder = shutil.copytree(pipeline, tmp_path / "other", ignore=shutil.ignore_patterns("*.safetensors"))
+    net.save_pretrained(folder / "transformer", max_shard_size="20KB", variant="fp16")
+    shard = min((folder / "transformer").glob("*.safetensors"))
+    content = shard.read_bytes()
+    shard.unlink()
+    with raises_user_error(shard, "exist"):
+        import_official(folder, tmp_path / "ours.safetensors")
+    save_file({"other": torch.zeros(1)}, shard)
+    with raises_user_error("index.fp16.json", "lack"):
+        import_official(folder, tmp_path / "ours.safetensors")
+    shard.write_bytes(content)
+    net.save_pretrained(folder / "transformer", variant="ema")
+    with raises_user_error(folder / "transformer", "ema", "fp16"):
+        import_official(folder, tmp_path / "ours.safetensors")
 
 
 def test_the_published_file_is_recognised_by_its_name():

@@ -51,6 +51,15 @@ def test_moments_are_those_of_the_library(vae):
     torch.testing.assert_close(moments[:, 4:], posterior.logvar)
 
 
+@pytest.mark.parametrize("options", [dict(), dict(variant="fp16"), dict(max_shard_size="50KB", variant="fp16")])
+def test_the_folder_of_a_pipeline_means_its_autoencoder_of_any_variant(vae, tmp_path, options):
+    AutoencoderKL.from_pretrained(vae).save_pretrained(tmp_path / "vae", **options)
+    (tmp_path / "model_index.json").write_text(json.dumps({"vae": ["diffusers", "AutoencoderKL"]}))
+    space = Autoencoder(str(tmp_path)).space
+    assert replace(space, vae=str(vae)) == Autoencoder(str(vae)).space
+    assert space.vae == str(tmp_path / "vae")
+
+
 def test_a_copy_on_another_device_leaves_the_first_where_it_is(vae):
     home = Autoencoder(str(vae))
     x = home.space.mean(home.encode(random_images()))

@@ -19,9 +19,10 @@ from torch import Tensor, nn
 
 from uvit_decay.checkpoint.detect import DIFFUSERS_DIT, KEY, MAE_FILE, SIT, UVIT, VIT_FILE, looks_like, read_third_party
 from uvit_decay.checkpoint.io import HOME, ModelCard, StoredModel, read
-from uvit_decay.checkpoint.official import diffusers_dit, mae, sit, uvit
+from uvit_decay.checkpoint.official import diffusers_dit, mae, repa, sit, uvit
 from uvit_decay.checkpoint.official.common import IMPORTED, ImportOptions, Network, RecognisedModel, StateDict
 from uvit_decay.checkpoint.official.timm import python_lines, timm_state
+from uvit_decay.checkpoint.official.wrapped import unwrap
 from uvit_decay.checkpoint.options import Weights
 from uvit_decay.images.class_names import class_hash, class_list
 from uvit_decay.nn.mae import MAE
@@ -196,24 +197,46 @@ def read_official(
     file = source
     if source.is_dir():
         file = _weights_file(source, weights or "ema")
-    contents, options, step = sit.extract_state(read_third_party(file), weights or "ema", options, file)
+    contents = read_third_party(file)
+    args = contents.get("args") if isinstance(contents, Mapping) else None
+    contents, options, step = sit.extract_state(contents, weights or "ema", options, file)
     contents, options = mae.extract_state(contents, options, file)
-    if isinstance(contents, Mapping):
-        tensors = {name: value for name, value in contents.items() if isinstance(value, Tensor)}
+    unwrapped = unwrap(contents, weights, file)
+    state, notes = _without_repa(unwrapped.state, args, options)
+    if isinstance(state, Mapping) and file.suffix != ".json":  # shards were checked one by one
+        tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
         check_weights(file, tensors)
-    model = recognise(contents, options, file)
+    model = recognise(state, options, file)
+    step = step or unwrapped.step
     if options.classes is not None:
         model = _name_classes(model, options.classes, file)
     if (source / "step.pth").is_file():
         step = load_pickle(source / "step.pth")
     if type(step) is not int or not 0 <= step < 2**63:
         raise UserError(f"step.pth in {source} should hold a number, it looks like {looks_like(step)}")
-    card = model.card(source.name, step, weights)
+    card = model.card(source.name, step, weights or unwrapped.weights)
     if model.class_names is not None:
         card = replace(card, class_hash=class_hash(model.class_names))
     alphas = torch.tensor(model.net.shortcuts.alphas)  # a loader compares them
     summary = f"recognised {model.summary()}, {card.weights} weights of step {step}"
-    return StoredModel(source, card, {**model.state, "alphas": alphas}, notes=(summary, *model.notes))
+    return StoredModel(
+        source, card, {**model.state, "alphas": alphas}, notes=(summary, *unwrapped.notes, *notes, *model.notes)
+    )
+
+
+def _without_repa(state: Any, args: object, options: ImportOptions) -> tuple[Any, tuple[str, ...]]:
+    """Return a state_dict of REPA as the published SiT, with remarks; any other contents are returned unchanged."""
+    if looks_like(state) != SIT:
+        return state, ()
+    is_repa = repa.is_repa(state, args, options)
+    notes: list[str] = []
+    if repa.has_projectors(state):
+        state, note = repa.drop_projectors(state)
+        notes.append(note)
+    if is_repa:
+        state = repa.convert(state)
+        notes.append(repa.NOTE)
+    return state, tuple(notes)
 
 
 def _name_classes(model: RecognisedModel, classes: str, where: Path) -> RecognisedModel:

@@ -28,6 +28,7 @@ from uvit_decay.runtime.program import localise, or_bundled
 from uvit_decay.runtime.tensor_files import TorchFile, check_weights, load_tensors, mismatch
 from uvit_decay.runtime.typed import check_types
 from uvit_decay.runtime.validation import as_type, is_plain, parse
+from uvit_decay.runtime.wrapped_names import remove_prefix
 
 NET = "net."  # prefix of the network's weights in the state_dict of a .ckpt
 OWN = "task."  # prefix of further weights that a task trains
@@ -313,17 +314,6 @@ def _read_exported(path: Path) -> StoredModel:
     if card.weights is None:
         raise UserError(f"{path} is damaged: its model card does not name the set of weights")
     return StoredModel(path, card, state)
-
-
-def remove_prefix(state: Mapping[Any, Any], prefix: str, where: Path) -> dict[str, Any]:
-    """Return entries without a prefix of their names; raise a UserError, naming `where`, if two get the same name."""
-    renamed = {}
-    for name, value in state.items():
-        short = str(name).removeprefix(prefix)
-        if short in renamed:
-            raise UserError(f"{where} has both {short} and {prefix}{short}: it is damaged, or two networks in one file")
-        renamed[short] = value
-    return renamed
 
 
 def _read_training(path: Path, weights: Weights | None) -> StoredModel:

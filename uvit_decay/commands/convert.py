@@ -56,8 +56,9 @@ def import_(source: Path, target: Path, weights: Weights | None = None, *, optio
     """Turn an official U-ViT, SiT, DiT or MAE file into a checkpoint of this project.
 
     Args:
-        source: a state_dict as .pth or .safetensors, a training file of SiT, DiT or MAE, a U-ViT's folder <step>.ckpt
-            with step.pth, nnet.pth and nnet_ema.pth, or the folder of a DiT of diffusers.
+        source: a state_dict as .pth or .safetensors, a training file of SiT, REPA, DiT or MAE, a checkpoint of
+            Lightning, a U-ViT's folder <step>.ckpt with step.pth, nnet.pth and nnet_ema.pth, or the folder of a DiT of
+            diffusers.
         target: the .safetensors file to write.
         weights: set to import, or the set that a bare file holds; default: ema, but raw for MAE and a file nnet.pth.
         options: settings that the file does not determine.

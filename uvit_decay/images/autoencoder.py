@@ -26,6 +26,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from uvit_decay.images.io import to_float, to_uint8
+from uvit_decay.runtime.diffusers_files import find_weights
 from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.placeholders import check_file
 from uvit_decay.runtime.tensor_files import digest
@@ -38,6 +39,7 @@ NORMALISATION = ("scale", "shift", *PER_CHANNEL)
 SAME = (*NORMALISATION, "channels", "factor", "sha256")  # fields that a network for a latent space depends on
 MOST_LAYERS = 1000  # of each block of an autoencoder
 CONFIG = "config.json"  # of an autoencoder
+INDEX, PART = "model_index.json", "vae"  # of a pipeline: its index, and the folder of its autoencoder
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 LEAST_SIDE = 64  # pixels of the trial image
 FLOATING = frozenset({"F16", "BF16", "F32", "F64"})  # dtypes of safetensors
@@ -184,7 +186,8 @@ class Autoencoder:
     AutoencoderDC and AutoencoderTiny.
 
     Args:
-        vae: hub id, or folder written by `save_pretrained`.
+        vae: hub id, or folder written by `save_pretrained`, with plain weights, a variant such as fp16, or shards; the
+            folder of a whole pipeline means its `vae/`.
         device: device of the weights.
         dtype: float32 or bfloat16; float16 overflows in Stable Diffusion's decoder.
 
@@ -194,6 +197,7 @@ class Autoencoder:
     """
 
     def __init__(self, vae: str, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> None:
+        vae = _in_pipeline(vae)
         net = _load(vae)
         self.is_tiny = type(net).__name__ == "AutoencoderTiny"
         channels, factor = _try(net.eval(), vae)
@@ -324,6 +328,14 @@ def _normalisation(config: Mapping[str, Any], is_tiny: bool) -> dict[str, Any]:
     return {"scale": float(scale), "shift": shift, **fields}
 
 
+def _in_pipeline(vae: str) -> str:
+    """Return the autoencoder's folder if `vae` is the folder of a pipeline of diffusers, otherwise `vae`."""
+    part = Path(vae) / PART
+    if (Path(vae) / INDEX).is_file() and (part / CONFIG).is_file():
+        return str(part)
+    return vae
+
+
 def _check_exists(vae: str) -> None:
     """Raise an error unless this is a folder, or an autoencoder of the hub that is in the cache or can be reached.
 
@@ -356,7 +368,9 @@ def _load(vae: str) -> nn.Module:
         _check_sizes(config, vae)
         for file in _local_weights(vae):
             check_file(file)
-        net, info = kind.from_pretrained(vae, output_loading_info=True)
+        found = find_weights(Path(vae)) if Path(vae).is_dir() else None
+        variant = None if found is None else found.variant
+        net, info = kind.from_pretrained(vae, output_loading_info=True, variant=variant)
     missing = [*info["missing_keys"], *info["mismatched_keys"]]
     if missing:
         raise UserError(f"the autoencoder {vae} lacks {len(missing)} of its weights, the first is {missing[0]}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
+import sys
 import warnings
 import zipfile
 import zlib
@@ -26,6 +27,7 @@ from uvit_decay.runtime.errors import UserError, explain, one_line
 from uvit_decay.runtime.files import check_is_file, replacing
 from uvit_decay.runtime.placeholders import PAGE, check_content, check_file
 from uvit_decay.runtime.validation import as_type
+from uvit_decay.runtime.wrapped_names import find_shared_prefix, remove_prefix
 
 TENSORS, HEADER = "crc32", "header_crc32"  # a file with only one of the two is damaged
 
@@ -222,6 +224,8 @@ def _read_to_end(archive: zipfile.ZipFile, record: zipfile.ZipInfo) -> None:
 def load_weights(path: Path, whose: str) -> dict[str, Tensor]:
     """Return the weights in a file of another program, floating-point ones as float32; they may be memory-mapped.
 
+    Parts that wrappers put before all names, such as `module.`, are removed, which a line on stderr says.
+
     Args:
         path: the file.
         whose: name of the weights in errors, such as "timm's ViT weights".
@@ -229,6 +233,11 @@ def load_weights(path: Path, whose: str) -> dict[str, Tensor]:
     _, contents = load_any(path)
     state = as_type(dict[str, Tensor], contents, f"{whose} in {path}")
     check_weights(path, state)
+    prefix = find_shared_prefix(state)
+    names = remove_prefix(state, prefix, path)
+    if names.keys() != state.keys():
+        print(f"{path}: took the parts of wrappers off the names of its weights ({prefix or 'marks'})", file=sys.stderr)
+    state = names
     weights = {}
     for name, value in state.items():
         weights[name] = value.float() if value.is_floating_point() else value

@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from uvit_decay.checkpoint.detect import PREFIX
-from uvit_decay.checkpoint.io import ModelCard, remove_prefix
+from uvit_decay.checkpoint.io import ModelCard
 from uvit_decay.checkpoint.options import ImportOptions, PathName, Weights
 from uvit_decay.diffusion.noise_path import GVP, VP, DDPMLinear, Linear, NoisePath, SDDiscrete
 from uvit_decay.diffusion.prediction import Prediction
@@ -151,8 +150,8 @@ class StateDict:
 
     @classmethod
     def of(cls, contents: Mapping[Any, Any], family: str, where: Path) -> StateDict:
-        """Return the state_dict with the entries of a file, without DataParallel's prefix in their names."""
-        loaded = cls(remove_prefix(contents, PREFIX, where), family, where)
+        """Return the state_dict with the entries of a file."""
+        loaded = cls({str(name): value for name, value in contents.items()}, family, where)
         for name, value in loaded.state.items():
             if not isinstance(value, Tensor):
                 raise loaded.error(f"its {name} is a {type(value).__name__}, not a tensor")

@@ -20,10 +20,10 @@ from torch import Tensor
 from uvit_decay.checkpoint.official import sit
 from uvit_decay.checkpoint.official.common import ImportOptions, RecognisedModel, StateDict
 from uvit_decay.nn.embed import sincos_positions
+from uvit_decay.runtime.diffusers_files import NAME, find_weights
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.validation import as_type, read_json
 
-FILES = ("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.bin")
 CONFIG = "config.json"
 INDEX = "model_index.json"
 SCHEDULER = "scheduler_config.json"
@@ -67,18 +67,18 @@ NOTE = "it is the official network: diffusers' own embeds times at slightly othe
 
 
 def weights_file(folder: Path) -> Path | None:
-    """Return the weights file in the folder of a pipeline or of its transformer; None for other folders.
+    """Return the weights file, or the index of shards, of a pipeline or of its transformer; None for other folders.
 
     Raises:
         UserError: there is a configuration, but no file of weights.
     """
     configured = [home for home in (folder / "transformer", folder) if (home / CONFIG).is_file()]
     for home in configured:
-        for name in FILES:
-            if (home / name).is_file():
-                return home / name
+        found = find_weights(home)
+        if found is not None:
+            return found.path
     if configured:
-        raise UserError(f"{configured[0]} holds no {' or '.join(FILES)}: download all of it, with one file of weights")
+        raise UserError(f"{configured[0]} holds no {NAME}.safetensors, .bin or index of shards: download all of it")
     return None
 
 

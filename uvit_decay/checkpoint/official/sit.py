@@ -36,12 +36,15 @@ from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
 from uvit_decay.nn.sit import SiT
 from uvit_decay.nn.sizes import SIT_SIZES
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.validation import as_type
 
 ENTRIES: dict[Weights, str] = {"ema": "ema", "raw": "model"}  # entries of a training file
 ARGUMENTS: dict[str, tuple[str, dict[str, str]]] = {  # argument of a training run: (option, its values)
-    "path_type": ("path", {"Linear": "linear", "GVP": "gvp", "VP": "vp"}),
-    "prediction": ("prediction", {"velocity": "velocity", "noise": "eps", "score": "score"}),
+    # "linear", "cosine" and "v" are REPA's, see `repa.py`.
+    "path_type": ("path", {"Linear": "linear", "GVP": "gvp", "VP": "vp", "linear": "linear", "cosine": "gvp"}),
+    "prediction": ("prediction", {"velocity": "velocity", "noise": "eps", "score": "score", "v": "velocity"}),
 }
+STEP = "steps"  # REPA's entry; SiT names its files by the step
 DECAY = "min_sigma"  # name of alpha_min among the authors' arguments
 SAMPLING = Sampling("sit-sde", 250, clip=False)  # SiT's default; the decay paper does not specify it
 DIT = "dit"  # prefix of the names of its files and models, in upper or lower case
@@ -67,7 +70,8 @@ def extract_state(
     if name not in contents:
         other = "raw" if weights == "ema" else "ema"
         raise UserError(f"{where} has no entry {name!r}, the {weights} weights: give --weights {other}")
-    step = int(where.stem) if where.stem.isdecimal() else 0  # training names its files by the step
+    step = int(where.stem) if where.stem.isdecimal() else 0
+    step = as_type(int, contents.get(STEP, step), f"{where}: {STEP}")
     return contents[name], _complete(options, contents.get("args"), where), step
 
 
