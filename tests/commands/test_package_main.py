@@ -83,7 +83,7 @@ def test_help_imports_no_torch():
     """But that of train.py fit, which shows the arguments of classes; that of generation has the table of metrics."""
     code = """
 import runpy, sys
-HELPS = ["train", "sample", "evaluate", "export", "import", "encode"]
+HELPS = ["train", "sample", "evaluate", "export", "import", "encode", "import-latents"]
 HELPS += [f"evaluate {name}" for name in "generation statistics probe classify reconstruct compare".split()]
 for words in HELPS:
     sys.argv = ["uvit_decay", *words.split(), "--help"]

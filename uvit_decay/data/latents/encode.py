@@ -9,8 +9,6 @@ differ by rounding: about 1e-6 of the moments in float32, 1 % in bfloat16, which
 from __future__ import annotations
 
 import hashlib
-import math
-import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,7 +23,7 @@ from torch.utils.data import DataLoader
 from uvit_decay.data.folder import OnDisk
 from uvit_decay.data.image_files import Listing
 from uvit_decay.data.latents.manifest import Manifest, Sums, read, statistics
-from uvit_decay.data.latents.shards import Shard, check_shard, crc32, read_sums, write_labels, write_shard
+from uvit_decay.data.latents.shards import Shard, check_shard, check_space, crc32, read_sums, write_labels, write_shard
 from uvit_decay.images.autoencoder import Autoencoder, LatentSpace
 from uvit_decay.images.class_names import class_hash
 from uvit_decay.runtime.distributed import COMPARED, Processes
@@ -108,13 +106,7 @@ def _find_missing(images: OnDisk, manifest: Manifest, folder: Path, processes: P
     processes.wait()
     missing = [k for k in numbers if not (folder / manifest.shards[k].name).exists()]
     missing = processes.broadcast(missing)  # another process may list them later, after this one has written some
-    row_bytes = 2 * math.prod(manifest.row)
-    needed = len(missing) * min(manifest.shard_size, manifest.count) * row_bytes
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise UserError(
-            f"{folder}: the latents need {needed / 2**30:.1f} GiB, but {free / 2**30:.1f} GiB of the disk are free"
-        )
+    check_space(folder, manifest, len(missing))
     most = manifest.shard_size if missing else 1
     _check_images(images, manifest, folder, checksums, most)
     return missing

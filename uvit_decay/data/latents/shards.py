@@ -1,10 +1,11 @@
 """Shards: safetensors files of moments and labels, written atomically, memory-mapped and read row by row.
 
 A shard contains these tensors:
-- `moments` (n, 2, 2c, h, w): mean and log-variance of each image [i, 0] and of its mirror image [i, 1];
+- `moments` (n, 2, 2c, h, w): mean and log-variance of each image [i, 0] and of its mirror image [i, 1]; latents of
+  other projects may lack mirror images, (n, 1, 2c, h, w), or log-variances, (n, 2, c, h, w);
 - `labels`, int64 (n,);
-- `rows`, int64 (n, 2): CRC-32s of the bytes of the moments;
-- `pixels`, int64 (n,): CRC-32s of the encoded images.
+- `rows`, int64 (n, 2) or (n, 1): CRC-32s of the bytes of the moments;
+- `pixels`, int64 (n,): CRC-32s of the encoded images, if they are known.
 
 Its header contains the sums over its images as JSON, its number and the fingerprint of its manifest.
 labels.safetensors contains the labels of all shards, so that shards are read only when needed. Shards without checksums
@@ -13,7 +14,7 @@ are accepted.
 
 from __future__ import annotations
 
-import math
+import shutil
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -40,18 +41,15 @@ class Shard:
 
     moments: Tensor
     labels: Tensor
-    pixels: Tensor
+    pixels: Tensor | None
     sums: Sums
 
 
 def write_shard(folder: Path, manifest: Manifest, number: int, shard: Shard) -> None:
     """Write a shard atomically: a process that is killed leaves either the whole file or no file."""
-    tensors = {
-        "moments": shard.moments,
-        "labels": shard.labels,
-        "pixels": shard.pixels,
-        "rows": crc32(shard.moments, 2),
-    }
+    tensors = {"moments": shard.moments, "labels": shard.labels, "rows": crc32(shard.moments, 2)}
+    if shard.pixels is not None:
+        tensors["pixels"] = shard.pixels
     metadata = {SUMS: shard.sums.to_json(), OWNER: _owner(manifest, number)}
     save_tensors(folder / manifest.shards[number].name, tensors, metadata)
 
@@ -91,7 +89,7 @@ def _open(
         "moments": (getattr(torch, manifest.dtype), (count, *manifest.row)),
         "labels": (torch.int64, (count,)),
         "pixels": (torch.int64, (count,)),
-        "rows": (torch.int64, (count, 2)),
+        "rows": (torch.int64, (count, manifest.row[0])),
     }
     for key in {"moments", "labels"} | tensors.keys():
         actual = None
@@ -114,6 +112,16 @@ def check_shard(folder: Path, manifest: Manifest, number: int, labels: Tensor) -
     return tensors.get("pixels")
 
 
+def check_space(folder: Path, manifest: Manifest, shards: int) -> None:
+    """Raise a UserError if the disk has no room for this number of further shards."""
+    needed = shards * min(manifest.shard_size, manifest.count) * manifest.row_bytes
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise UserError(
+            f"{folder}: the latents need {needed / 2**30:.1f} GiB, but {free / 2**30:.1f} GiB of the disk are free"
+        )
+
+
 def read_sums(folder: Path, manifest: Manifest) -> Iterator[Sums]:
     """Yield the sums of each shard in order; raise a UserError if a shard cannot be read."""
     for number, shard in enumerate(manifest.shards):
@@ -128,7 +136,10 @@ def _parse_sums(path: Path, manifest: Manifest, metadata: dict[str, str]) -> Sum
 
 
 class _MappedShard(NamedTuple):
-    """Moments of a shard as memory-mapped bytes (n, 2, bytes of a row), and their checksums (n, 2), if any."""
+    """Moments of a shard as memory-mapped bytes (n, 2, bytes of a row), and their checksums (n, 2), if any.
+
+    Without mirror images, the 2 is 1.
+    """
 
     moments: np.ndarray
     checksums: np.ndarray | None
@@ -136,6 +147,8 @@ class _MappedShard(NamedTuple):
 
 class LatentSet(ImageSet):
     """The moments in a folder of latents: stored dtype, (b, 2c, h, w), and int64 labels (b,); read on demand.
+
+    Without log-variances the moments are (b, c, h, w).
 
     Args:
         folder: the folder of latents.
@@ -146,10 +159,9 @@ class LatentSet(ImageSet):
     def __init__(self, folder: Path, manifest: Manifest, verify: bool = True) -> None:
         self.folder, self.manifest, self.verify = folder, manifest, verify
         self.labels = self._labels()
-        row_bytes = 2 * math.prod(manifest.row)  # two bytes per number
         for shard in manifest.shards:
             path = folder / shard.name
-            if not path.is_file() or path.stat().st_size < len(shard.images) * row_bytes:
+            if not path.is_file() or path.stat().st_size < len(shard.images) * manifest.row_bytes:
                 raise UserError(f"{path} is missing or truncated; run the same encode command again")
         self._shards: dict[int, _MappedShard] = {}
 
@@ -189,7 +201,7 @@ class LatentSet(ImageSet):
     def _rows(self, indices: list[int], sides: list[int]) -> Tensor:
         """Return the moments of these images, of the image itself (side 0) or its mirror image (side 1)."""
         shape = self.manifest.row[1:]
-        rows = np.empty((len(indices), 2 * math.prod(shape)), np.uint8)
+        rows = np.empty((len(indices), self.manifest.row_bytes // self.manifest.row[0]), np.uint8)
         for row, index, side in zip(rows, indices, sides, strict=True):
             number, i = divmod(index, self.manifest.shard_size)
             shard = self._shard(number)
