@@ -107,7 +107,7 @@ def test_a_converted_set_trains_and_previews(tmp_path):
     assert (colours.float().mean(dim=(0, 2, 3)) - 127.5).abs().max() < 5
 
 
-def test_a_second_command_continues_and_changes_nothing(tmp_path):
+def test_a_second_command_continues_and_changes_nothing(tmp_path, capsys):
     source = write_fast_dit(tmp_path / "features")
     out = convert(source, tmp_path / "out")
     before = contents(out)
@@ -116,8 +116,13 @@ def test_a_second_command_continues_and_changes_nothing(tmp_path):
     shards[1].write_bytes(shards[1].read_bytes()[:-1])
     convert(source, out)
     assert contents(out) == before
+    find_line(capsys.readouterr().err, shards[1].name, "again")
     with raises_user_error("dtype float32", "float16"):
         convert(source, out, "--dtype", "float16")
+    rewrite(source / "imagenet256_features" / "0.npy", np.zeros((1, 4, 8, 8), np.float32))
+    with raises_user_error(shards[0].name, source):
+        convert(source, out)
+    assert contents(out) == before
 
 
 def test_half_precision_halves_the_files(tmp_path):

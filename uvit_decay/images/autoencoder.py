@@ -14,7 +14,6 @@ b = batch, c = latent channels, h and w = latent cells, H and W = pixels.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass
@@ -22,13 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 
+from uvit_decay.images.autoencoder_files import find_in_pipeline, load_autoencoder
 from uvit_decay.images.io import to_float, to_uint8
-from uvit_decay.runtime.diffusers_files import find_weights
 from uvit_decay.runtime.errors import UserError, explain
-from uvit_decay.runtime.placeholders import check_file
 from uvit_decay.runtime.tensor_files import digest
 
 SLICE_PIXELS = 8 * 256**2  # decoded in one slice: about 5 GB for Stable Diffusion's decoder in float32
@@ -37,12 +34,7 @@ NO_VARIANCE = -30.0  # log-variance for encoders without one: the lower bound to
 PER_CHANNEL = ("channel_mean", "channel_std")  # fields that are None in most latent spaces
 NORMALISATION = ("scale", "shift", *PER_CHANNEL)
 SAME = (*NORMALISATION, "channels", "factor", "sha256")  # fields that a network for a latent space depends on
-MOST_LAYERS = 1000  # of each block of an autoencoder
-CONFIG = "config.json"  # of an autoencoder
-INDEX, PART = "model_index.json", "vae"  # of a pipeline: its index, and the folder of its autoencoder
-HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 LEAST_SIDE = 64  # pixels of the trial image
-FLOATING = frozenset({"F16", "BF16", "F32", "F64"})  # dtypes of safetensors
 
 
 @dataclass(frozen=True)
@@ -200,8 +192,8 @@ class Autoencoder:
     """
 
     def __init__(self, vae: str, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> None:
-        vae = _in_pipeline(vae)
-        net = _load(vae)
+        vae = find_in_pipeline(vae)
+        net = load_autoencoder(vae)
         self.is_tiny = type(net).__name__ == "AutoencoderTiny"
         channels, factor = _try(net.eval(), vae)
         folder = Path(vae)
@@ -329,88 +321,3 @@ def _normalisation(config: Mapping[str, Any], is_tiny: bool) -> dict[str, Any]:
     if not is_tiny and "channel_mean" not in fields:
         shift = float(config.get("shift_factor") or 0.0)
     return {"scale": float(scale), "shift": shift, **fields}
-
-
-def _in_pipeline(vae: str) -> str:
-    """Return the autoencoder's folder if `vae` is the folder of a pipeline of diffusers, otherwise `vae`."""
-    part = Path(vae) / PART
-    if (Path(vae) / INDEX).is_file() and (part / CONFIG).is_file():
-        return str(part)
-    return vae
-
-
-def _check_exists(vae: str) -> None:
-    """Raise an error unless this is a folder, or an autoencoder of the hub that is in the cache or can be reached.
-
-    It makes one request; without a network, the loading of diffusers would repeat it for half a minute.
-    """
-    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
-
-    if Path(vae).exists():
-        return
-    if not HUB_ID.fullmatch(vae):
-        raise UserError(f"the autoencoder {vae} cannot be loaded: no such folder; give a folder or a hub id with --vae")
-    if not isinstance(try_to_load_from_cache(vae, CONFIG), str):
-        get_hf_file_metadata(hf_hub_url(vae, CONFIG))
-
-
-def _load(vae: str) -> nn.Module:
-    """Load an autoencoder of diffusers; raise a UserError if it is missing, incomplete or not supported."""
-    import diffusers
-
-    hint = "give a folder of diffusers with --vae, or download it while there is a network"
-    # Any error is explained: a damaged configuration can make diffusers raise anything.
-    with explain(f"the autoencoder {vae} cannot be loaded", Exception, hint=hint):
-        _check_exists(vae)
-        config = diffusers.AutoencoderKL.load_config(vae)
-        name = config.get("_class_name")
-        kind = getattr(diffusers, str(name), None)
-        if not _is_autoencoder(kind):
-            known = "AutoencoderKL, AutoencoderDC and AutoencoderTiny"
-            raise UserError(f"{vae}: {name} is not an autoencoder of diffusers; supported are {known}, for example")
-        _check_sizes(config, vae)
-        for file in _local_weights(vae):
-            check_file(file)
-        found = find_weights(Path(vae)) if Path(vae).is_dir() else None
-        variant = None if found is None else found.variant
-        net, info = kind.from_pretrained(vae, output_loading_info=True, variant=variant)
-    missing = [*info["missing_keys"], *info["mismatched_keys"]]
-    if missing:
-        raise UserError(f"the autoencoder {vae} lacks {len(missing)} of its weights, the first is {missing[0]}")
-    for file in _local_weights(vae):
-        if file.suffix == ".safetensors":
-            _check_floating(file)
-    return net
-
-
-def _local_weights(vae: str) -> list[Path]:
-    """Return the files of weights in a folder; none for an autoencoder of the hub."""
-    return [file for file in Path(vae).glob("*") if file.suffix in (".safetensors", ".bin")]
-
-
-def _check_sizes(config: Mapping[str, Any], vae: str) -> None:
-    """Raise a UserError for a number of a configuration that would make diffusers build layers without end."""
-    for name, value in config.items():
-        most = MOST_LAYERS if "layers" in name else 2**16
-        numbers = value if isinstance(value, list | tuple) else [value]
-        for number in numbers:
-            if isinstance(number, int) and number > most:
-                raise UserError(f"the configuration of the autoencoder {vae} is damaged: {name} is above {most:,}")
-
-
-def _check_floating(file: Path) -> None:
-    """Raise a UserError for quantised weights, which diffusers would cast without their scale."""
-    with safe_open(file, "pt") as stored:
-        dtypes = {stored.get_slice(name).get_dtype() for name in stored.keys()}  # noqa: SIM118
-    others = dtypes - FLOATING
-    if others:
-        raise UserError(f"{file} has weights of the type {min(others)}; give floating-point weights")
-
-
-def _is_autoencoder(kind: Any) -> bool:
-    """Return whether this is a model class of diffusers that encodes and decodes."""
-    import diffusers
-
-    if not isinstance(kind, type) or not issubclass(kind, diffusers.ModelMixin):
-        return False
-    return callable(getattr(kind, "encode", None)) and callable(getattr(kind, "decode", None))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -98,7 +99,8 @@ def convert(latents: ForeignLatents, manifest: Manifest, folder: Path) -> Manife
     Existing shards are compared with their checksums and with the first row of the source.
 
     Raises:
-        UserError: `folder` is below the source, has latents of other files or settings, the disk is too small, or a row is not finite.
+        UserError: `folder` is below the source or has latents of other files or settings, the disk is too small, or a
+            row is not finite.
     """
     if folder.resolve().is_relative_to(Path(manifest.source).resolve()):
         raise UserError(
@@ -111,7 +113,7 @@ def convert(latents: ForeignLatents, manifest: Manifest, folder: Path) -> Manife
     with claim_paths(folder):
         remove_remains(folder)
         manifest.check_continues(folder)
-        missing = [k for k in range(len(manifest.shards)) if not _is_done(latents, manifest, folder, k, labels)]
+        missing = _find_missing(latents, manifest, folder, labels)
         check_space(folder, manifest, len(missing))
         if missing:
             manifest.write(folder)
@@ -125,22 +127,34 @@ def convert(latents: ForeignLatents, manifest: Manifest, folder: Path) -> Manife
         sums = list(read_sums(folder, manifest))
         numbers, _ = statistics(sums)
         space = replace(manifest.latents, rgb=false_colours(sums))
-        replace(manifest, latents=space, statistics=numbers).write(folder)  # last: it marks them as complete
+        # Written last: statistics mark the latents as complete.
+        replace(manifest, latents=space, statistics=numbers).write(folder)
     return read(folder)
 
 
-def _is_done(latents: ForeignLatents, manifest: Manifest, folder: Path, number: int, labels: Tensor) -> bool:
-    """Return whether a shard exists, is not damaged, and begins with the row of the source."""
-    name, rows = manifest.shards[number]
-    if not (folder / name).exists():
-        return False
-    try:
-        check_shard(folder, manifest, number, labels[rows.start : rows.stop])
-    except UserError:
-        return False
-    dtype = getattr(torch, manifest.dtype)
-    _, tensors = load_tensors(folder / name, verify=False)
-    return torch.equal(tensors["moments"][:1], latents.read(rows[:1]).to(dtype))
+def _find_missing(latents: ForeignLatents, manifest: Manifest, folder: Path, labels: Tensor) -> list[int]:
+    """Return the numbers of the shards to write; damaged ones are among them, with a remark.
+
+    Raises:
+        UserError: the first row of an existing shard is not the row of the source.
+    """
+    missing = []
+    for number, (name, rows) in enumerate(manifest.shards):
+        path = folder / name
+        if not path.exists():
+            missing.append(number)
+            continue
+        try:
+            check_shard(folder, manifest, number, labels[rows.start : rows.stop])
+        except UserError as error:
+            print(f"{error}; it is converted again", file=sys.stderr)
+            missing.append(number)
+            continue
+        _, tensors = load_tensors(path, verify=False)
+        first = latents.read(rows[:1]).to(tensors["moments"].dtype)
+        if not torch.equal(tensors["moments"][:1], first):
+            raise UserError(f"{path} holds other latents than {manifest.source}; choose another folder")
+    return missing
 
 
 def _convert_shard(latents: ForeignLatents, manifest: Manifest, rows: range, labels: Tensor) -> Shard:
