@@ -284,7 +284,7 @@ def false_colours(shards: Sequence[Sums]) -> list[list[float]]:
     variances, vectors = torch.linalg.eigh(covariance)
     used = min(channels, 3)
     vectors = vectors.flip(1)[:, :used]  # the largest variance first
-    signs = vectors.sum(0).sign()  # eigenvectors have no sign of their own
+    signs = torch.where(vectors.sum(0) < 0, -1.0, 1.0)  # eigenvectors have no sign of their own
     scale = COLOUR_RANGE * variances.flip(0)[:used].clamp(min=1e-12).sqrt()
     rgb = torch.zeros(channels + 1, 3, dtype=torch.float64)
     rgb[:channels, :used] = vectors * signs / scale
