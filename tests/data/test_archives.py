@@ -117,7 +117,7 @@ def test_tars_without_images(tmp_path):
 
 
 def test_images_at_the_top_and_in_an_absolute_folder(tmp_path):
-    fails(tar_of(tmp_path / "t.tar", {"a.png": png(), "/cat/b.png": png(1)}), "/cat")
+    fails(tar_of(tmp_path / "t.tar", {"a.png": png(), "/cat/b.png": png(1)}), "in cat")
 
 
 def test_what_is_no_tar(tmp_path):
@@ -176,7 +176,7 @@ def test_links_and_names_that_lead_out_are_not_followed(tmp_path, capfd):
     before = sorted(tmp_path.rglob("*"))
     listing = list_images(path)
     assert listing.members == (str(secret), "cat/good.png")
-    assert listing.class_names == ("cat", "secret")
+    assert listing.class_names == ("cat", secret.parts[1])
     for seed, image in enumerate(read(listing, SIZE, 3), 1):  # what is in the tar, not what has that name on disk
         assert (image.permute(1, 2, 0).numpy() == noise(SIZE, SIZE, 3, seed=seed)).all()
     find_line(capfd.readouterr().err, "hostile.tar", "2 links")

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from uvit_decay.data import image_files
 from uvit_decay.data.image_files import list_images, read
+from uvit_decay.data.labels import LabelOptions
 
 CLASSES = ["dog/b.png", "cat/a.PNG", "cat/c.Bmp", "dog/a.webp", "ant/x.tiff"]
 
@@ -55,22 +56,39 @@ def test_nested_folders_and_links(tmp_path):
     tree(tmp_path / "elsewhere", ["c.png"])
     (folder / "bee").symlink_to(tmp_path / "elsewhere")
     listing = list_images(folder)
-    assert listing.class_names == ("bee", "car", "cat")
+    assert listing.class_names == ("animals", "bee", "things")
     assert listing.members == ("animals/cat/a.png", "bee/c.png", "things/car/b.png")
+    lowest = LabelOptions("leaf")
+    listing = list_images(folder, None, lowest)
+    assert listing.class_names == ("bee", "car", "cat")
     assert listing.labels == (2, 0, 1)  # by the name of the class, not by the path
-    assert list_images(folder, ["cat", "bee"]).labels == (1, 0)
+    assert list_images(folder, ["cat", "bee"], lowest).labels == (1, 0)
 
 
-@pytest.mark.parametrize("names", [["a.png", "cat/b.png"], ["w/a.png", "w/cat/b.png"], ["cat/a.png", "cat/x/y/b.png"]])
-def test_flat_and_foldered_do_not_mix(tmp_path, names):
-    fails(tree(tmp_path / "mixed", names), str(Path(names[1]).parent))
+@pytest.mark.parametrize(
+    ("names", "source"),
+    [
+        (["a.png", "cat/b.png"], "auto"),
+        (["w/a.png", "w/cat/b.png"], "leaf"),
+        (["cat/a.png", "cat/x/y/b.png"], "leaf"),
+    ],
+)
+def test_flat_and_foldered_do_not_mix(tmp_path, names, source):
+    folder = tree(tmp_path / "mixed", names)
+    with raises_user_error(folder, str(Path(names[1]).parent)):
+        list_images(folder, None, LabelOptions(source))
+    assert list_images(folder, None, LabelOptions(None)).class_names == ()
 
 
-def test_two_folders_for_one_class(tmp_path):
-    folder = tree(tmp_path / "split", ["test/cat/a.png", "train/cat/a.png", "train/dog/a.png"])
-    fails(folder, "test/cat", "train/cat")
-    fails(write_zip(folder, tmp_path / "split.zip"), "test/cat", "train/cat")
-    fails(write_tar(folder, tmp_path / "split.tar"), "test/cat", "train/cat")
+def test_splits_are_not_classes(tmp_path):
+    folder = tree(tmp_path / "split", ["val/cat/a.png", "train/cat/a.png", "train/dog/a.png"])
+    for path in (folder, write_zip(folder, tmp_path / "split.zip", "x/"), write_tar(folder, tmp_path / "split.tar")):
+        fails(path, "train", "val", "--data.labels folders")
+        assert list_images(path, None, LabelOptions("folders")).class_names == ("train", "val")
+        with raises_user_error(path, "train/cat", "val/cat"):
+            list_images(path, None, LabelOptions("leaf"))
+    assert list_images(tree(tmp_path / "cifar", ["train/a.png", "ship/a.png"])).class_names == ("ship", "train")
+    assert list_images(tree(tmp_path / "one", ["train/cat/a.png", "train/dog/a.png"])).class_names == ("cat", "dog")
 
 
 def test_paths_that_are_no_sets_of_images(tmp_path):

@@ -42,6 +42,16 @@ class ArchiveIndex(NamedTuple):
     names: tuple[str, ...]
     spans: np.ndarray | None = None  # int64 (n, 2)
 
+    def split(self, extensions: Collection[str]) -> tuple[ArchiveIndex, ArchiveIndex]:
+        """Return the files with these extensions, and all others."""
+        are_inside = [has_extension(name, extensions) for name in self.names]
+        parts = []
+        for inside in (True, False):
+            rows = [row for row, is_inside in enumerate(are_inside) if is_inside == inside]
+            spans = None if self.spans is None else self.spans[rows]
+            parts.append(ArchiveIndex(tuple(self.names[row] for row in rows), spans))
+        return parts[0], parts[1]
+
 
 def find(path: Path, extensions: Collection[str]) -> ArchiveIndex:
     """Find the files with these (lower-case) extensions in a folder, zip or tar; hidden files are left out.
@@ -62,8 +72,12 @@ def _choose(names: Iterable[str], extensions: Collection[str]) -> tuple[str, ...
 
 
 def _is_chosen(name: str, extensions: Collection[str]) -> bool:
-    extension = os.path.splitext(name)[1].lower()
-    return extension in extensions and not _is_hidden(name)
+    return has_extension(name, extensions) and not _is_hidden(name)
+
+
+def has_extension(name: str, extensions: Collection[str]) -> bool:
+    """Return whether a file has one of these (lower-case) extensions."""
+    return os.path.splitext(name)[1].lower() in extensions
 
 
 def _is_hidden(name: str) -> bool:

@@ -110,7 +110,8 @@ class AugmentedImages(Images):
         augment: the random changes of training images.
         test_crop: the test crop scales the shorter side to image_size / test_crop and takes the centre; use 1 for small
             pictures whose object fills the frame.
-        options: of `Images`: test_path, holdout, classes, channels, device_batch_size, memory_gb, num_workers, seed.
+        options: of `Images`: test_path, holdout, classes, channels, device_batch_size, memory_gb, num_workers, seed,
+            labels, label_column, test_labels.
     """
 
     usual_size = 224  # pixels

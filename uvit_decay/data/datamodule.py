@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
+from collections.abc import Sequence
 from functools import partial
 from hashlib import sha256
 from typing import Any, NamedTuple
@@ -35,6 +36,19 @@ class Sizes(NamedTuple):
     image_size: int
     channels: int
     num_classes: int
+
+
+def hash_set(class_names: Sequence[str], labels: Tensor, content: str) -> str:
+    """Return the SHA-256 of images with their classes.
+
+    Args:
+        class_names: names of the classes.
+        labels: int64 (n,) on the CPU, in the order of the images.
+        content: `ImageData.content_hash` of the images.
+    """
+    # The number, classes and labels of the images have a hash of their own, as in all checkpoints.
+    counted = sha256((class_hash(class_names) + sha256(labels.numpy().tobytes()).hexdigest()).encode())
+    return sha256((counted.hexdigest() + content).encode()).hexdigest()
 
 
 @check_types
@@ -100,12 +114,12 @@ class ImageData(LightningDataModule):
         It is computed once, so that all checkpoints of a run have the same fingerprint.
         """
         if self._fingerprint is None:
-            labels = sha256(self.train.labels.numpy().tobytes())
-            # The number, classes and labels of the images have a hash of their own, as in all checkpoints.
-            counted = sha256((class_hash(self.class_names) + labels.hexdigest()).encode())
-            hashes = counted.hexdigest() + self.content_hash()
-            self._fingerprint = sha256(hashes.encode()).hexdigest()
+            self._fingerprint = hash_set(self.class_names, self.train.labels, self.content_hash())
         return self._fingerprint
+
+    def find_labels_of(self, fingerprint: str) -> str:
+        """Return the option of other labels with which this data has a fingerprint, as typed; "" if there is none."""
+        return ""
 
     def content_hash(self) -> str:
         """Return a SHA-256 that identifies the stored training images; no image file is decoded."""

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from pathlib import PurePosixPath
 
 import numpy as np
 from torch import Tensor
 
+from uvit_decay.data.class_folders import split_parts
 from uvit_decay.data.image_files import Listing
 
 MOST_COMPARED = 64  # files that are read to compare their bytes
@@ -38,8 +38,8 @@ def hash_array(images: Tensor) -> str:
 def hash_files(listing: Listing, chosen: Sequence[int]) -> str:
     """Return the SHA-256 of the image files at the indices `chosen` of a listing.
 
-    It covers the class folder and the name of every file. In an archive it also covers all sizes, and in a zip the
-    CRC-32s in the zip's directory. In a folder it covers the sizes of at most MOST_SIZES files, spread evenly. The
+    It covers the class folder of every file and its path below. In an archive it also covers all sizes, and in a zip
+    the CRC-32s in the zip's directory. In a folder it covers the sizes of at most MOST_SIZES files, spread evenly. The
     place of the folder or archive, and folders around the class folders, do not count.
 
     Raises:
@@ -59,8 +59,8 @@ def hash_files(listing: Listing, chosen: Sequence[int]) -> str:
 def name_shared(train: Listing, chosen: Sequence[int], test: Listing) -> str | None:
     """Return the name of a test image that is also one of the training images `chosen`; None if none is found.
 
-    Only images with the same class folder and file name are compared: first the sizes of at most MOST_SIZES pairs, then
-    the bytes of at most MOST_COMPARED pairs of equal size, each spread evenly.
+    Only images with the same class folder and path below are compared: first the sizes of at most MOST_SIZES pairs,
+    then the bytes of at most MOST_COMPARED pairs of equal size, each spread evenly.
     """
     pairs = _pair_names(train, chosen, test)
     pairs = [pairs[row] for row in spread(len(pairs), MOST_SIZES)]
@@ -77,7 +77,7 @@ Pair = tuple[int, int]  # indices of a training image and of a test image
 
 
 def _pair_names(train: Listing, chosen: Sequence[int], test: Listing) -> list[Pair]:
-    """Return the pairs with the same class folder and file name."""
+    """Return the pairs with the same class folder and path below."""
     in_training = {_short_name(train, i): i for i in chosen}
     pairs = []
     for i in range(len(test.members)):
@@ -99,5 +99,7 @@ def _keep_equal_sizes(train: Listing, test: Listing, pairs: list[Pair]) -> list[
 
 
 def _short_name(listing: Listing, index: int) -> str:
-    """Return the class folder and the name of an image file."""
-    return "/".join(PurePosixPath(listing.members[index]).parts[-2:])
+    """Return the class folder of an image file and its path below; with `labels leaf`, folder and file name."""
+    parts = split_parts(listing.members[index])
+    start = -2 if listing.depth is None else listing.depth
+    return "/".join(parts[start:])

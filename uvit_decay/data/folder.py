@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -11,10 +12,11 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from uvit_decay.data.batches import ImageSet, InMemory
-from uvit_decay.data.datamodule import ImageData, Sizes
+from uvit_decay.data.datamodule import ImageData, Sizes, hash_set
 from uvit_decay.data.decoding import Crop, centre_crop
 from uvit_decay.data.fingerprint import hash_files, name_shared, spread
 from uvit_decay.data.image_files import Listing, common_side, list_images, read
+from uvit_decay.data.labels import AUTO, FOLDERS, LEAF, LabelOptions
 from uvit_decay.images.class_names import class_list
 from uvit_decay.runtime.errors import UserError, check_numbers
 from uvit_decay.runtime.random import generator
@@ -53,17 +55,18 @@ class OnDisk(ImageSet):
 
 @check_types
 class Images(ImageData):
-    """A folder, zip or tar of class folders (`<class>/<image>`), or of images without classes, in any of `FORMATS`.
+    """A folder, zip or tar of images in any of `FORMATS`, with classes by folders or by a table, or without classes.
 
-    Tars must not be compressed, and nothing is unpacked to disk. Archives inside an archive or folder are not opened.
-    Images are scaled and cropped by the centre crop of ADM, DiT, SiT and U-ViT; as there, the EXIF orientation is
-    ignored.
+    Folders are read as torchvision's ImageFolder reads them: the first level is the class, and folders around all
+    classes do not count. Tars must not be compressed, and nothing is unpacked to disk. Archives inside an archive or
+    folder are not opened. Images are scaled and cropped by the centre crop of ADM, DiT, SiT and U-ViT; as there, the
+    EXIF orientation is ignored.
 
     Args:
         path: folder, zip or tar of the training images.
         test_path: folder, zip or tar with the same classes, for validation loss and probes.
         holdout: without a test_path, the share of each class that is held out of training as test images; 0 for none.
-        classes: a named class list (imagenet-100/cmc, imagenet-1k) or a text file of classes; null takes all folders.
+        classes: a named class list (imagenet-100/cmc, imagenet-1k) or a text file of classes; null takes all classes.
         image_size: height and width in pixels. Null: on the command line the network's, if it is set, or if it is
             null, too, the common size of the images, see `find_sizes`; otherwise 32.
         channels: 3 for RGB, 1 for grey.
@@ -73,6 +76,13 @@ class Images(ImageData):
         memory_gb: sets of at most this size as uint8, in GiB, are read once and stay in the memory of each process.
         num_workers: reader processes per device for larger sets.
         seed: random seed of the image order and the flips; the held-out images do not depend on it.
+        labels: "auto" takes the labels in a dataset.json (EDM, StyleGAN), metadata.jsonl or metadata.csv (Hugging
+            Face's imagefolder) at the top of the images, or else the class folders. "folders" takes the folders of the
+            first level, "leaf" the lowest ones; null: no classes. Otherwise a file with the names of images and their
+            labels: one of these three, or a table (.csv, .tsv, .txt). Integer labels are class indices, names are
+            sorted.
+        label_column: column of the labels in a table or metadata file; null takes the only one.
+        test_labels: as `labels`, for test_path; "auto" takes the value of `labels` unless that is a file.
     """
 
     adjustable = ("image_size", "channels")
@@ -92,6 +102,9 @@ class Images(ImageData):
         memory_gb: float = 4.0,
         num_workers: int = 4,
         seed: int = 0,
+        labels: str | Path | None = AUTO,
+        label_column: str | None = None,
+        test_labels: str | Path | None = AUTO,
     ) -> None:
         self._has_size = image_size is not None
         if image_size is None:
@@ -104,6 +117,9 @@ class Images(ImageData):
         self.holdout = holdout
         self.memory_gb = memory_gb
         self.classes = None if classes is None else str(classes)
+        self.labels = None if labels is None else str(labels)
+        self.label_column = label_column
+        self.test_labels = None if test_labels is None else str(test_labels)
         self.test_name = self.test_path  # the test images in reports and errors; None for held-out ones
         self._training_files: tuple[Listing, list[int]] | None = None
         self.crop: Crop = centre_crop
@@ -124,9 +140,7 @@ class Images(ImageData):
         self._training_files = listing, training
         if test is not None:
             if test.class_names != listing.class_names:
-                raise UserError(
-                    f"{self.test_name} and {self.path} have different classes: give test images of the same"
-                )
+                test = self._adopt_classes(test, listing)
             self._compare(listing, training, test)
         self.train = self._train_set(listing, training)
         if test is not None:
@@ -138,11 +152,45 @@ class Images(ImageData):
 
     def listings(self) -> tuple[Listing, Listing | None]:
         """List the training images and, if `test_path` is set, the test images."""
-        classes = None if self.classes is None else class_list(self.classes)
-        training = list_images(self.path, classes)
+        training = self._list(self.path, LabelOptions(self.labels, self.label_column))
         if self.test_path is None:
             return training, None
-        return training, list_images(self.test_path, classes)
+        source = self.test_labels
+        if source == AUTO and self.labels in (None, FOLDERS, LEAF):
+            source = self.labels
+        return training, self._list(self.test_path, LabelOptions(source, self.label_column, "--data.test_labels"))
+
+    def _list(self, path: str, labels: LabelOptions) -> Listing:
+        classes = None if self.classes is None else class_list(self.classes)
+        return list_images(path, classes, labels)
+
+    def _adopt_classes(self, test: Listing, listing: Listing) -> Listing:
+        """Return the test images with the classes of the training images, of which they may lack the last indices.
+
+        Raises:
+            UserError: their classes are others.
+        """
+        count = len(test.class_names)
+        is_part = 0 < count < len(listing.class_names) and test.class_names == listing.class_names[:count]
+        if not (is_part and test.table and listing.table and listing.class_names == _indices(listing)):
+            raise UserError(f"{self.test_name} and {self.path} have different classes: give test images of the same")
+        return replace(test, class_names=listing.class_names)
+
+    def find_labels_of(self, fingerprint: str) -> str:
+        """Return the option with which these images have a fingerprint, such as `--data.labels leaf`; "" if none does.
+
+        Runs up to commit 72e8659 took the lowest folders for classes, in data sets with a table of labels, too.
+        """
+        for source in (FOLDERS, LEAF):
+            try:
+                listing = self._list(self.path, LabelOptions(source))
+                chosen, _ = self._split(listing)
+            except UserError:  # these folders are no classes
+                continue
+            labels = torch.tensor(listing.labels)[chosen]
+            if hash_set(listing.class_names, labels, hash_files(listing, chosen)) == fingerprint:
+                return f"--data.labels {source}"
+        return ""
 
     @cached_property
     def _listed(self) -> tuple[Listing, Listing | None]:
@@ -224,6 +272,11 @@ class Images(ImageData):
             return InMemory(images, labels)
         rank_zero_info(f"{len(chosen)} images are decoded whenever they are read ({size / 2**30:.1f} GiB)")
         return OnDisk(listing, chosen, self.image_size, self.channels, self.crop)
+
+
+def _indices(listing: Listing) -> tuple[str, ...]:
+    """Return the class names that integer labels have."""
+    return tuple(map(str, range(len(listing.class_names))))
 
 
 def _range(counts: np.ndarray) -> str:

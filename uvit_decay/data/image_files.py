@@ -1,7 +1,7 @@
 """List the images of a folder, zip or tar with their classes, and read them into a tensor.
 
-The class of an image is the name of its folder; images at the top level have no class. All values are uint8; data
-modules convert them to float. `decoding.py` turns the bytes of a file into pixels.
+`labels.py` finds their classes. All values are uint8; data modules convert them to float. `decoding.py` turns the bytes
+of a file into pixels.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from io import BytesIO
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from uvit_decay.data.archives import ArchiveIndex, file_states, find, open_members
 from uvit_decay.data.decoding import Crop, centre_crop, check_shape, decode, formats, open_image
-from uvit_decay.images.class_names import class_hash
+from uvit_decay.data.labels import SAMPLES, TABLES, LabelOptions, find_labels
 from uvit_decay.runtime.concurrency import in_threads
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import at_home, check_images_exist
@@ -36,9 +36,11 @@ class Listing:
     Args:
         path: the folder, zip or tar.
         members: sorted names relative to `path`, '/' between folders.
-        labels: indices into `class_names`; all 0 without class folders.
-        class_names: sorted names of the classes; empty without class folders.
+        labels: indices into `class_names`; all 0 without classes.
+        class_names: names of the classes; empty without classes.
         spans: places of the members of a tar, see `ArchiveIndex`.
+        depth: number of folders around the images that do not identify them, see `Labels`.
+        table: the table that the labels come from; empty for labels from folders.
     """
 
     path: Path
@@ -46,6 +48,8 @@ class Listing:
     labels: tuple[int, ...]
     class_names: tuple[str, ...]
     spans: np.ndarray | None = field(default=None, compare=False, repr=False)
+    depth: int | None = None
+    table: str = ""
 
     def open(self) -> AbstractContextManager[Callable[[int], BytesIO]]:
         """Return a context with a function that reads image i; see `open_members`."""
@@ -70,7 +74,11 @@ class Listing:
         return ArchiveIndex(self.members, self.spans)
 
 
-def list_images(path: str | Path, classes: Collection[str] | None = None) -> Listing:
+def list_images(
+    path: str | Path,
+    classes: Collection[str] | None = None,
+    labels: LabelOptions = LabelOptions(),  # noqa: B008  frozen
+) -> Listing:
     """List the images in a folder (links are followed), zip or tar, without decoding any.
 
     Archives inside it are not opened.
@@ -78,28 +86,20 @@ def list_images(path: str | Path, classes: Collection[str] | None = None) -> Lis
     Args:
         path: the folder, zip or tar.
         classes: list only images of these classes, which must all have images; None lists all images.
+        labels: where the labels come from.
 
     Raises:
-        UserError: there are no images or no images of a class, images are both in and beside class folders, or two
-            folders have one class name.
+        UserError: there are no images or no images of a class, or the images have no labels, see `find_labels`.
     """
     path = at_home(path)
     check_images_exist(path)
-    names, spans = find(path, _extensions())
-    if not names:
+    extensions = _extensions()
+    images, others = find(path, extensions | {*TABLES, *SAMPLES}).split(extensions)
+    if not images.names:
         kinds = ".png, .jpg, .webp and others; hidden files do not count; unpack archives that are inside"
         raise UserError(f"{path}: no images in it, in any folder ({kinds})")
-    folders = [name.rpartition("/")[0] for name in names]
-    class_of = {folder: PurePosixPath(folder).name for folder in set(folders)}
-    class_names = tuple(sorted(set(class_of.values()) - {""}))
-    class_hash(class_names)  # refuses names that cannot be displayed
-    label_of = dict.fromkeys(class_of, 0)
-    if class_names:
-        _check_folders(path, {str(PurePosixPath(folder)) for folder in class_of})
-        rank = {name: label for label, name in enumerate(class_names)}
-        label_of = {folder: rank[name] for folder, name in class_of.items()}
-    labels = tuple(label_of[folder] for folder in folders)
-    listing = Listing(path, names, labels, class_names, spans)
+    found = find_labels(path, images, others, labels)
+    listing = Listing(path, images.names, found.labels, found.class_names, images.spans, found.depth, found.table)
     if classes is None:
         return listing
     return select(listing, classes)
@@ -117,7 +117,8 @@ def select(listing: Listing, classes: Collection[str]) -> Listing:
     missing = sorted(set(class_names) - set(listing.class_names))
     if missing:
         count = f"{len(missing)} of the {len(class_names)} classes have no images"
-        raise UserError(f"{listing.path}: {count}, the first is {missing[0]}; each class must be a folder of this name")
+        place = "in the table of labels" if listing.table else "a folder of this name"
+        raise UserError(f"{listing.path}: {count}, the first is {missing[0]}; each class must be {place}")
     rank = {name: label for label, name in enumerate(class_names)}
     kept, labels = [], []
     for i, label in enumerate(listing.labels):
@@ -130,24 +131,6 @@ def select(listing: Listing, classes: Collection[str]) -> Listing:
     if spans is not None:
         spans = spans[kept]
     return replace(listing, members=members, labels=tuple(labels), class_names=class_names, spans=spans)
-
-
-def _check_folders(path: Path, folders: set[str]) -> None:
-    """Raise a UserError if a folder with images is inside another one, or if two folders have the same name."""
-    seen: dict[str, str] = {}
-    for folder in sorted(folders):
-        parents = {str(parent) for parent in PurePosixPath(folder).parents}
-        parents.add(".")  # absolute folders of an archive are below its top, too
-        outer = parents & (folders - {folder})
-        if outer:
-            place = "at the top" if outer == {"."} else f"in {max(outer, key=len)}"
-            raise UserError(
-                f"{path}: images both {place} and in {folder} below it; put all images into class folders, or none"
-            )
-        name = PurePosixPath(folder).name
-        if name in seen:
-            raise UserError(f"{path}: two folders for one class, {seen[name]} and {folder}; give only one of the trees")
-        seen[name] = folder
 
 
 def size_of(listing: Listing) -> int:

@@ -118,7 +118,7 @@ def describe_changes(contents: Mapping[str, Any], card: ModelCard, task: Lightni
         now = f"{data.name} ({data.fingerprint[:8]})"
         other = Change("data", before, now, "")
         if task.settings and not allows(task.allowed, "data"):
-            raise UserError(explain_refusal("the checkpoint", (), [other]))
+            raise UserError(explain_refusal("the checkpoint", (), [other]) + _explain_labels(card, data))
         found.append(other)
     return ", ".join(map(str, found))
 
@@ -126,6 +126,12 @@ def describe_changes(contents: Mapping[str, Any], card: ModelCard, task: Lightni
 def has_images(card: ModelCard, data: ImageData) -> bool:
     """Return whether the data, set up, have the training images of a checkpoint; False if it does not tell."""
     return card.data_hash == data.fingerprint
+
+
+def _explain_labels(card: ModelCard, data: ImageData) -> str:
+    """Return the option with which the data have the labels of a checkpoint, after a semicolon; "" if none does."""
+    option = "" if card.data_hash is None else data.find_labels_of(card.data_hash)
+    return f"; the same images had other labels: set {option}" if option else ""
 
 
 def check_data(card: ModelCard, data: ImageData, conditional: bool, allowed: Sequence[str] = ()) -> None:
@@ -139,9 +145,8 @@ def check_data(card: ModelCard, data: ImageData, conditional: bool, allowed: Seq
     """
     ours = class_hash(data.class_names)
     if conditional and card.class_hash not in (None, ours) and not allows(allowed, "data.classes"):
-        raise UserError(
-            f"the checkpoint was trained on classes of sha256 {card.class_hash[:12]}, {data.name} has {ours[:12]}"
-        )
+        classes = f"classes of sha256 {card.class_hash[:12]}, {data.name} has {ours[:12]}"
+        raise UserError(f"the checkpoint was trained on {classes}{_explain_labels(card, data)}")
     if (card.latents is None) != (data.latents is None):
         before, now = ("latents", "pixels") if card.latents else ("pixels", "latents")
         raise UserError(f"the checkpoint was trained on {before}, {data.name} has {now}")

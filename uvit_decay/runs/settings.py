@@ -41,7 +41,9 @@ EFFECTS = {  # of a flag and all below it, unless a longer name says otherwise
     "model.optim.rate_over_gain": FORMS,
     "data": DECIDES,
     "data.path": FREE,
+    "data.labels": FREE,  # the fingerprint of the images has their labels
     "data.test_path": FREE,
+    "data.test_labels": FREE,
     "data.test_split": FREE,
     "data.test_crop": FREE,
     "data.download": FREE,
