@@ -39,6 +39,7 @@ IMPOSSIBLE: list[tuple[object, str]] = [
 # Arguments whose values only a run can check, which knows the network, the data, the tables and whether it resumes.
 LATER = """
     init_from reference test_path classes layers layer watch student file vae save_dir trust LayerSync.reference
+    Images.labels test_labels label_column
     Images.path AugmentedImages.path HubDataset.path Latents.path CIFAR10.path CIFAR100.path
     Samples.weights Samples.protocol Probing.protocol Classification.protocol
 """

@@ -33,6 +33,8 @@ def encode_images(
     vae: str = "stabilityai/sd-vae-ft-ema",
     image_size: Annotated[int, Bounds(1, 2**16)] = 256,
     classes: str | None = None,
+    labels: str = "auto",
+    label_column: str | None = None,
     dtype: Literal["float16", "bfloat16"] = "float16",
     precision: Literal["float32", "bfloat16"] = "float32",
     batch_size: Count = 16,
@@ -44,11 +46,13 @@ def encode_images(
     After an interruption, run the same command again to continue.
 
     Args:
-        source: folder, zip or tar of class folders.
+        source: folder, zip or tar of images.
         target: folder for the latents.
         vae: autoencoder of diffusers (AutoencoderKL, AutoencoderDC, AutoencoderTiny): hub id or folder.
         image_size: pixels after the centre crop.
-        classes: imagenet-100/cmc, imagenet-1k or a text file; default: all folders.
+        classes: imagenet-100/cmc, imagenet-1k or a text file; default: all classes.
+        labels: auto, folders, leaf, null or a file with a table, see --data.labels of the data module Images.
+        label_column: column of the labels in a table or metadata file.
         dtype: of what is stored.
         precision: of the autoencoder.
         batch_size: images at a time.
@@ -59,13 +63,15 @@ def encode_images(
 
     from uvit_decay.commands.opening import open_program
     from uvit_decay.data.image_files import list_images
+    from uvit_decay.data.labels import NO_CLASSES, LabelOptions
     from uvit_decay.data.latents.encode import describe, encode
     from uvit_decay.images.autoencoder import Autoencoder
     from uvit_decay.images.class_names import class_list
 
     with open_program(timeout=SHARES) as (processes, device):
         autoencoder = Autoencoder(vae, device, getattr(torch, precision))
-        listing = list_images(source, None if classes is None else class_list(classes))
+        options = LabelOptions(None if labels == NO_CLASSES else labels, label_column, "--labels", "--label-column")
+        listing = list_images(source, None if classes is None else class_list(classes), options)
         manifest = describe(
             listing,
             autoencoder.space,

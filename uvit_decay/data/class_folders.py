@@ -74,7 +74,7 @@ def lowest_level(path: Path, folders: Collection[Folder]) -> dict[Folder, str]:
     return {folder: folder[-1] if folder else "" for folder in folders}
 
 
-def check_splits(path: Path, folders: Collection[Folder], depth: int, flag: str) -> None:
+def check_splits(path: Path, folders: Collection[Folder], depth: int, option: str) -> None:
     """Raise a UserError if several folders of the first level are splits of a data set, such as train and val.
 
     A single such name may be a class: a train is one in CIFAR-100.
@@ -83,6 +83,6 @@ def check_splits(path: Path, folders: Collection[Folder], depth: int, flag: str)
     splits = sorted("/".join(head) for head in heads if head and head[-1].lower() in SPLITS)
     if len(splits) > 1:
         raise UserError(
-            f"{path}: {', '.join(splits)} are trees of images, not classes; give one of them as the path, or set "
-            f"{flag} folders to make them classes"
+            f"{path}: {', '.join(splits)} are splits of a data set, not classes; give one of them as the path, or set "
+            f"{option} to make them classes"
         )

@@ -46,7 +46,7 @@ class LabelOptions:
     Args:
         source: "auto", "folders", "leaf" or the path of a table; None for images without classes.
         column: the column of labels in a table; None takes the only one.
-        flag: the option that sets `source`, for messages; empty if there is none.
+        flag: the option that sets `source`, for messages; empty if only a configuration can.
         column_flag: the option that sets `column`, for messages.
     """
 
@@ -54,6 +54,10 @@ class LabelOptions:
     column: str | None = None
     flag: str = "--data.labels"
     column_flag: str = "--data.label_column"
+
+    def typed(self, source: str) -> str:
+        """Return what to set for another source of labels."""
+        return f"{self.flag} {source}" if self.flag else f"data.labels {source} in a configuration"
 
 
 @dataclass(frozen=True)
@@ -120,22 +124,17 @@ def _label_by_folders(path: Path, names: Sequence[str], folders: dict[str, Folde
         class_of = lowest_level(path, parts)
     else:
         if options.source == AUTO:
-            check_splits(path, parts, depth, options.flag)
+            check_splits(path, parts, depth, options.typed(FOLDERS))
         class_of = first_level(path, parts, depth)
     class_names = tuple(sorted(set(class_of.values()) - {""}))
     class_hash(class_names)  # refuses names that cannot be displayed
     if options.source == AUTO and any(len(folder) > depth + 1 for folder in parts):
-        _say(path, f"{len(class_names)} classes by the folders of the first level", f"{LEAF} takes the lowest", options)
+        count = f"{len(class_names)} classes by the folders of the first level"
+        rank_zero_info(f"{path}: {count}; to take the lowest folders, set {options.typed(LEAF)}")
     rank = {name: label for label, name in enumerate(class_names)}
     label_of = {folder: rank.get(class_of[folder_parts], 0) for folder, folder_parts in folders.items()}
     labels = tuple(label_of[name.rpartition("/")[0]] for name in names)
     return Labels(labels, class_names, depth)
-
-
-def _say(path: Path, what: str, otherwise: str, options: LabelOptions) -> None:
-    """Print what the classes are, and the value of the option for other ones."""
-    hint = f"; {options.flag} {otherwise}" if options.flag else ""
-    rank_zero_info(f"{path}: {what}{hint}")
 
 
 def _find_table(
@@ -221,7 +220,7 @@ def _label_by_table(
     labels, class_names = number_labels([table.labels[name] for name in best], table.where)
     empty = len(class_names) - len(set(labels))
     gaps = f", {empty} of them without images" if empty else ""
-    _say(path, f"{len(class_names)} classes{gaps} by {table.where}", f"{FOLDERS} takes the folders", options)
+    rank_zero_info(f"{table.where}: {len(class_names)} classes{gaps}; to take folders, set {options.typed(FOLDERS)}")
     return Labels(labels, class_names, depth, table.where)
 
 
@@ -230,8 +229,8 @@ def _check_complete(path: Path, names: Sequence[str], table: Table, options: Lab
     missing = [name for name in names if name not in table.labels]
     if missing:
         message = f"{len(missing)} of {len(names)} images of {path} are not in {table.where}, the first is {missing[0]}"
-        hint = f"; add them, or set {options.flag} {FOLDERS}" if options.flag else ""
-        raise UserError(f"{message} (the first entry is {next(iter(table.labels))}){hint}")
+        entry = next(iter(table.labels))
+        raise UserError(f"{message} (the first entry is {entry}); add them, or set {options.typed(FOLDERS)}")
     unused = sorted(set(table.labels) - set(names))
     if unused:
         entries = f"{len(unused)} of {len(table.labels)} entries of {table.where} have no image in {path}"

@@ -16,8 +16,10 @@ from torch import Tensor
 
 from uvit_decay.data.batches import ImageSet, InMemory
 from uvit_decay.data.decoding import centre_crop
+from uvit_decay.data.fingerprint import hash_array
 from uvit_decay.data.folder import OnDisk
 from uvit_decay.data.image_files import Listing, list_images, read, size_of
+from uvit_decay.data.labels import LabelOptions
 from uvit_decay.evaluation import npz
 from uvit_decay.generation.samples import PATHS, Samples
 from uvit_decay.runtime.distributed import COMPARED
@@ -96,7 +98,8 @@ class FileImages(ImageSource):
     """
 
     def __init__(self, path: Path, channels: int, image_size: int | None) -> None:
-        self.listing = list_images(path)
+        options = LabelOptions(flag="", column_flag="data.label_column of a configuration")
+        self.listing = list_images(path, None, options)
         self.exact = image_size is None
         side = image_size or size_of(self.listing)
         self.name = path.resolve().stem
@@ -113,7 +116,10 @@ class FileImages(ImageSource):
         return read(self.listing, self.shape[1], self.shape[0], indices, exact=self.exact)
 
     def fingerprint(self) -> dict[str, Any]:
-        return {"files": _hash_files(self.listing), "shape": list(self.shape)}
+        fingerprint = {"files": _hash_files(self.listing), "shape": list(self.shape)}
+        if self.listing.table:  # its file is not one of the images
+            fingerprint["labels"] = hash_array(self.labels)
+        return fingerprint
 
 
 def _hash_files(listing: Listing) -> str:

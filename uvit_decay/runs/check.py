@@ -12,6 +12,7 @@ from lightning.pytorch import LightningModule
 from uvit_decay.checkpoint.detect import KEY
 from uvit_decay.checkpoint.io import ModelCard, TrainingContents, check_ours
 from uvit_decay.data.datamodule import ImageData
+from uvit_decay.data.labels import FOLDERS, LEAF
 from uvit_decay.images.class_names import class_hash
 from uvit_decay.runs.form import MALFORMED, check_form, check_tensors
 from uvit_decay.runs.settings import (
@@ -19,6 +20,7 @@ from uvit_decay.runs.settings import (
     FORMS,
     MISSING,
     Change,
+    Settings,
     allows,
     compare_settings,
     explain_refusal,
@@ -29,6 +31,7 @@ from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.instantiate import Spec
 
 NOT_THE_FUNCTION = ("init", "zero_init", "skip_zero_init", "checkpointing")  # network arguments that may differ
+LABELS = {"data.labels", "data.test_labels"}  # settings that runs up to commit 72e8659 do not have
 
 
 def check(
@@ -82,7 +85,17 @@ def _check_settings(stored: TrainingContents, card: ModelCard, task: LightningMo
             # A task of another class has other options, and their list would fill a page.
             task_class = Change("the task", change.before, change.now, "")
             raise UserError(explain_refusal(where, [task_class], ()))
-    raise UserError(explain_refusal(where, fixed, refused))
+    raise UserError(
+        explain_refusal(where, fixed, refused) + _explain_classes(before, task.settings, (*fixed, *refused))
+    )
+
+
+def _explain_classes(before: Settings, now: Settings, changes: Sequence[Change]) -> str:
+    """Return the options for the classes of a run up to commit 72e8659, after a semicolon, if their number differs."""
+    older = "data.path" in before and not LABELS & set(before) and LABELS & set(now)
+    if older and any(change.name.endswith("net.num_classes") for change in changes):
+        return f"; it took the classes from folders, as --data.labels {FOLDERS} does, or {LEAF} for the lowest folders"
+    return ""
 
 
 def _has_same_tensors(stored: Any, task: LightningModule) -> bool:

@@ -1,0 +1,305 @@
+"""Labels of images that are not their folders, in the layouts that other tools write, and class folders."""
+
+import csv
+import io
+import json
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import refused, train
+from image_noise import SIZE, noise, tree, write_tar, write_zip
+from PIL import Image
+from refusals import find_line, raises_user_error
+from torchvision.datasets import ImageFolder
+
+from uvit_decay.data import AugmentedImages, Images
+from uvit_decay.data.image_files import list_images, read
+from uvit_decay.data.labels import LabelOptions
+from uvit_decay.data.latents.encode import describe
+from uvit_decay.data.named import open_data
+from uvit_decay.evaluation.open_by_name import open_images
+from uvit_decay.images.autoencoder import LatentSpace
+
+LABELS = [6, 9, 9, 4, 1, 1, 2, 7]
+ENCODING = {"class_list": None, "dtype": "float16", "precision": "float32", "batch_size": 2, "shard_size": 8}
+WORDS = ["dog", "cat", "cat", "ant", "dog", "ant", "cat", "dog"]
+
+
+def write_edm(file: Path, labels: list | None, shard: int = 3) -> Path:
+    """A zip as EDM's dataset_tool.py writes it, with `shard` images per folder instead of 1,000."""
+    with zipfile.ZipFile(file, mode="w", compression=zipfile.ZIP_STORED) as archive:
+        entries = []
+        for index in range(len(LABELS)):
+            name = f"{index // shard:05d}/img{index:08d}.png"
+            bits = io.BytesIO()
+            image = Image.fromarray(noise(SIZE, SIZE, 3, seed=index), "RGB")
+            image.save(bits, format="png", compress_level=0, optimize=False)
+            archive.writestr(name, bits.getbuffer())
+            entries.append([name, None if labels is None else labels[index]])
+        archive.writestr("dataset.json", json.dumps({"labels": None if labels is None else entries}))
+    return file
+
+
+def unpack(file: Path, folder: Path) -> Path:
+    with zipfile.ZipFile(file) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+def opened(path, kind=Images, **options):
+    data = kind(str(path), image_size=SIZE, batch_size=2, **options)
+    data.setup()
+    return data
+
+
+def check_pixels(listing):
+    """Compare all images with Pillow's."""
+    pixels = read(listing, SIZE, 3)
+    for row, name in zip(pixels, listing.members, strict=True):
+        with listing.open() as fetch, Image.open(fetch(listing.members.index(name))) as image:
+            assert torch.equal(row, torch.from_numpy(np.array(image)).permute(2, 0, 1))
+
+
+def packed(folder: Path, file: Path) -> list[Path]:
+    """The folder, and its archives with and without a folder around it."""
+    return [folder, write_zip(folder, file.with_suffix(".zip"), "outer/"), write_tar(folder, file.with_suffix(".tar"))]
+
+
+def test_an_edm_archive_has_the_labels_of_its_json_in_everything_that_reads_images(tmp_path, caplog):
+    file = write_edm(tmp_path / "edm.zip", LABELS)
+    names = tuple(map(str, range(10)))
+    prints = set()
+    for path in packed(unpack(file, tmp_path / "edm"), tmp_path / "again"):
+        listing = list_images(path)
+        assert (list(listing.labels), listing.class_names) == (LABELS, names)
+        check_pixels(listing)
+        assert (len(listing.members), sum(listing.labels)) == (len(LABELS), sum(LABELS))
+        prints.add(opened(path).fingerprint if path.suffix != ".zip" else "")
+    with caplog.at_level("INFO"):
+        data = opened(file, memory_gb=0.0)
+    line = find_line(caplog.messages, "dataset.json", "10 classes", "4 of them without images")
+    assert "--data.labels folders" in line
+    assert (data.train.labels.tolist(), data.class_names) == (LABELS, names)
+    for other in (opened(file, AugmentedImages), open_data(str(file), str(file), SIZE, 3)):
+        assert (other.train.labels.tolist(), other.class_names) == (LABELS, names)
+    images = open_images(str(file), 3)
+    assert (images.labels.tolist(), images.class_names) == (LABELS, names)
+    manifest = describe(list_images(file), LatentSpace("vae", "", 1.0, 0.0, channels=4, factor=8), 8, **ENCODING)
+    assert manifest.classes == dict(zip(names, np.bincount(LABELS).tolist(), strict=True))
+    forced = opened(file, labels="folders")
+    assert forced.class_names == ("00000", "00001", "00002")
+    assert opened(file, labels=None).class_names == ()
+
+
+def test_shards_without_labels_are_no_classes_but_class_folders_are(tmp_path):
+    listing = list_images(write_edm(tmp_path / "edm.zip", None))
+    assert (listing.class_names, len(listing.members)) == ((), len(LABELS))
+    folder = tree(tmp_path / "own", ["cat/a.png", "dog/a.png"])
+    (folder / "dataset.json").write_text('{"labels": null}')
+    assert list_images(folder).class_names == ("cat", "dog")
+
+
+def write_metadata(folder: Path, kind: str, **columns: list) -> Path:
+    """A folder for Hugging Face's imagefolder, whose metadata has these columns beside file_name."""
+    names = [f"{index:04}.png" for index in range(len(LABELS))]
+    tree(folder, names)
+    rows = [dict(zip(("file_name", *columns), row, strict=True)) for row in zip(names, *columns.values(), strict=True)]
+    if kind == "jsonl":
+        (folder / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        with open(folder / "metadata.csv", "w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv"])
+@pytest.mark.parametrize(("column", "values"), [("label", LABELS), ("species_label", WORDS)])
+def test_metadata_of_an_imagefolder(tmp_path, kind, column, values):
+    folder = write_metadata(
+        tmp_path / "set", kind, **{"text": ["a caption, with a comma"] * len(LABELS), column: values}
+    )
+    expected = [sorted(set(WORDS)).index(value) if value in WORDS else value for value in values]
+    for path in packed(folder, tmp_path / "packed"):
+        listing = list_images(path)
+        assert list(listing.labels) == expected
+        check_pixels(listing)
+
+
+def test_captions_are_no_labels_unless_asked_for(tmp_path, caplog):
+    folder = write_metadata(tmp_path / "set", "jsonl", text=WORDS)
+    with caplog.at_level("INFO"):
+        assert list_images(folder).class_names == ()
+    find_line(caplog.messages, "metadata.jsonl", "--data.label_column", "text")
+    assert opened(folder, label_column="text").class_names == ("ant", "cat", "dog")
+    folder = write_metadata(tmp_path / "two", "csv", fine_label=WORDS, coarse_label=LABELS)
+    with raises_user_error("metadata.csv", "--data.label_column", "fine_label, coarse_label"):
+        list_images(folder)
+    assert opened(folder, label_column="coarse_label").train.labels.tolist() == LABELS
+
+
+ANNOTATIONS = "val_0.JPEG\tn02\t0\t32\t44\t62\nval_1.JPEG\tn01\t52\t55\t57\t59\nval_2.JPEG\tn02\t4\t0\t60\t55\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("val_annotations.txt", ANNOTATIONS),  # of Tiny-ImageNet
+        ("val.txt", "images/val_0.JPEG n02\nimages/val_1.JPEG n01\nimages/val_2.JPEG n02\n"),  # of Caffe's converter
+        ("labels.csv", "id,breed\nval_0,n02\nval_1,n01\nval_2,n02\n"),  # of a Kaggle competition
+        ("table.tsv", "\ufefffilename\tsplit\tclass\nval_0.JPEG\tx\tn02\nval_1.JPEG\tx\tn01\nval_2.JPEG\tx\tn02\n"),
+        ("windows.csv", "Path,Label\r\nimages\\val_0.JPEG,n02\r\nimages\\val_1.JPEG,n01\r\nimages\\val_2.JPEG,n02\r\n"),
+    ],
+)
+def test_a_table_names_images_as_its_writer_does(tmp_path, name, text):
+    folder = tree(tmp_path / "val", [f"images/val_{i}.JPEG" for i in range(3)])
+    (tmp_path / name).write_text(text)
+    train = tree(tmp_path / "train", [f"{kind}/images/{kind}_{i}.JPEG" for kind in ("n01", "n02") for i in range(2)])
+    data = opened(train, test_path=str(folder), test_labels=str(tmp_path / name))
+    assert data.class_names == ("n01", "n02")
+    assert data.train.labels.tolist() == [0, 0, 1, 1]
+    assert data.test.labels.tolist() == [1, 0, 1]
+
+
+def test_test_images_may_lack_the_last_class_indices(tmp_path):
+    train, test = write_edm(tmp_path / "train.zip", LABELS), write_edm(tmp_path / "test.zip", [0, 1] * 4)
+    data = opened(train, test_path=str(test))
+    assert (data.test.labels.tolist(), len(data.class_names)) == ([0, 1] * 4, 10)
+    with raises_user_error("different classes"):
+        opened(test, test_path=str(train))
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        ([["b.png", 0]], ("1 of 2", "a.png", "--data.labels folders")),
+        ([["a.png", 0.5], ["b.png", 1]], ("1 of 2", "0.5")),
+        ([["a.png", [0, 1]], ["b.png", [1, 0]]], ("2 of 2", "[0, 1]")),
+        ([["a.png", None], ["b.png", 1]], ("1 of 2", "None")),
+        ([["a.png", "cat"], ["b.png", 1], ["b.png", 1]], ("1 of 2",)),
+        ([["a.png", -1], ["b.png", 1]], ("1 of 2", "-1")),
+        ([["a.png", 10**9], ["b.png", 1]], ("1 of 2", str(10**9))),
+        ([["a.png", 0], ["a.png", 1], ["b.png", 1]], ("1 names", "a.png")),
+        ([["a.png"]], ("entry 0",)),
+        ([[3, 0]], ("1 entries", "0")),
+    ],
+)
+def test_a_table_that_does_not_fit_is_refused_with_a_count_and_the_first(tmp_path, entries, words):
+    folder = tree(tmp_path / "set", ["a.png", "b.png"])
+    (folder / "dataset.json").write_text(json.dumps({"labels": entries}))
+    with raises_user_error("dataset.json", *words):
+        list_images(folder)
+    assert list_images(folder, None, LabelOptions("folders")).class_names == ()
+
+
+def test_an_entry_without_an_image_is_said(tmp_path, caplog):
+    folder = tree(tmp_path / "set", ["a.png", "b.png"])
+    (folder / "metadata.csv").write_text("file_name,label\na.png,x\nb.png,y\nc.png,z\nd.png,z\n")
+    with caplog.at_level("INFO"):
+        assert list_images(folder).class_names == ("x", "y")
+    find_line(caplog.messages, "2 of 4", "c.png")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"labels": "nowhere.csv"}, ("--data.labels nowhere.csv", "leaf")),
+        ({"label_column": "label"}, ("--data.label_column label",)),
+        ({"labels": "table.csv", "label_column": "x"}, ("--data.label_column", "label, split")),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(tmp_path, monkeypatch, options, words):
+    monkeypatch.chdir(tmp_path)
+    folder = tree(tmp_path / "set", ["a.png", "b.png"])
+    Path("table.csv").write_text("file,label,split\na.png,0,x\nb.png,1,x\n")
+    with raises_user_error(*words):
+        opened(folder, **options)
+
+
+def test_a_damaged_json_is_refused_and_not_taken_for_no_labels(tmp_path):
+    folder = tree(tmp_path / "set", ["cat/a.png", "dog/b.png"])
+    (folder / "dataset.json").write_text('{"labels": [["cat/a.png", 0], ')
+    with raises_user_error(folder / "dataset.json"):
+        list_images(folder)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["n01/images/n01_0.JPEG", "n01/images/n01_1.JPEG", "n02/images/n02_0.JPEG"],  # Tiny-ImageNet
+        ["dogs/husky/1.png", "dogs/poodle/1.png", "cats/siamese/1.png", "dogs/0.png"],
+        ["cats/1.png", "cats/2.png"],
+    ],
+)
+def test_class_folders_are_those_of_image_folder(tmp_path, names):
+    folder = tree(tmp_path / "set", names)
+    theirs = ImageFolder(folder)
+    labels = {Path(name).relative_to(folder).as_posix(): label for name, label in theirs.samples}
+    for path, outer in zip(packed(folder, tmp_path / "packed"), ("", "outer/", ""), strict=True):
+        listing = list_images(path)
+        assert listing.class_names == tuple(theirs.classes)
+        ours = {name.removeprefix(outer): label for name, label in zip(listing.members, listing.labels, strict=True)}
+        assert ours == labels
+        check_pixels(listing)
+    prints = {opened(path).fingerprint for path in (folder, tmp_path)}
+    assert len(prints) == 1
+
+
+def test_the_path_below_the_class_tells_images_apart(tmp_path):
+    train = tree(tmp_path / "train", ["dogs/husky/1.png", "dogs/poodle/2.png", "cats/siamese/3.png"])
+    test = tree(tmp_path / "test", ["dogs/poodle/1.png", "cats/husky/1.png"])
+    (test / "cats/husky/1.png").write_bytes((train / "dogs/husky/1.png").read_bytes())
+    assert opened(train, test_path=str(test)).overlap == ""
+    (test / "dogs/husky").mkdir()
+    (test / "dogs/husky/1.png").write_bytes((train / "dogs/husky/1.png").read_bytes())
+    assert "dogs/husky/1.png" in opened(train, test_path=str(test)).overlap
+
+
+@pytest.mark.parametrize(
+    ("names", "before", "labels", "option"),
+    [
+        (["cats/1.png", "cats/2.png", "dogs/1.png"], "943bbc54", "auto", ""),
+        (["dogs/husky/1.png", "dogs/poodle/1.png", "cats/siamese/1.png"], "481e8520", "leaf", "--data.labels leaf"),
+        (
+            ["00000/img00000000.png", "00000/img00000001.png", "00001/img00000002.png"],
+            "c666a85e",
+            "folders",
+            "--data.labels folders",
+        ),
+    ],
+)
+def test_runs_of_72e8659_keep_their_fingerprint_or_are_told_its_option(tmp_path, names, before, labels, option):
+    for size, name in enumerate(names, 1):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(bytes(size))  # not decoded
+    stored = opened(tmp_path, labels=labels, memory_gb=0.0).fingerprint
+    assert stored.startswith(before)  # as commit 72e8659 printed it
+    if option:
+        (tmp_path / "dataset.json").write_text(json.dumps({"labels": [[name, i] for i, name in enumerate(names)]}))
+        data = opened(tmp_path, memory_gb=0.0)
+        assert data.fingerprint != stored
+        assert data.find_labels_of(stored) == option
+    assert opened(tmp_path, memory_gb=0.0).find_labels_of("0" * 64) == ""
+
+
+def test_a_run_of_72e8659_on_an_edm_archive_resumes_with_its_folders(tmp_path, monkeypatch, capsys):
+    file = write_edm(tmp_path / "edm.zip", LABELS)
+    flags = ["--data=Images", f"--data.path={file}", "--data.batch_size=2", "--trainer.callbacks=LastCheckpoint"]
+    flags += [f"--model.net.{name}" for name in ("image_size=null", "channels=null", "dim=16", "depth=2")]
+    flags += ["--trainer.limit_val_batches=0", "--model.net.num_classes=0", "--model.optim.warmup_steps=2"]
+    folders = "--data.labels=folders"
+    train(monkeypatch, tmp_path, "fit", *flags, folders, "--trainer.max_steps=2")
+    (checkpoint,) = (tmp_path / "runs").rglob("last.ckpt")
+    contents = torch.load(checkpoint, weights_only=True)
+    for name in ("labels", "label_column", "test_labels"):  # options that it did not have
+        contents["settings"].pop(f"data.{name}", None)
+    torch.save(contents, tmp_path / "older.ckpt")
+    flags += ["--trainer.max_steps=4", f"--ckpt_path={tmp_path / 'older.ckpt'}"]
+    assert "set --data.labels folders" in refused(capsys, train, monkeypatch, tmp_path, "fit", *flags)
+    line = refused(capsys, train, monkeypatch, tmp_path, "fit", *flags, "--model.net.num_classes=null")
+    find_line(line, "model.net.num_classes 0", "--data.labels folders")
+    train(monkeypatch, tmp_path, "fit", *flags, folders)
