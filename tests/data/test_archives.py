@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from image_noise import SIZE, fails, noise, tar_of, tree, write_tar
+from image_noise import SIZE, fails, noise, tar_of, tree, write_tar, write_zip
 from PIL import Image
 from refusals import find_line, raises_user_error
 
@@ -181,3 +181,25 @@ def test_links_and_names_that_lead_out_are_not_followed(tmp_path, capfd):
         assert (image.permute(1, 2, 0).numpy() == noise(SIZE, SIZE, 3, seed=seed)).all()
     find_line(capfd.readouterr().err, "hostile.tar", "2 links")
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_zip_of_powershell_has_its_classes(tmp_path):
+    folder = tree(tmp_path / "data", NAMES)
+    path = write_zip(folder, tmp_path / "data.zip")
+    content = path.read_bytes()
+    for name in NAMES:  # in the local headers and in the directory
+        assert content.count(name.encode()) == 2
+        content = content.replace(name.encode(), name.replace("/", "\\").encode())
+    (tmp_path / "windows.zip").write_bytes(content)
+    ours, theirs = list_images(tmp_path / "windows.zip"), list_images(path)
+    assert (ours.members, ours.labels, ours.class_names) == (theirs.members, theirs.labels, ("n01", "n02", "n03"))
+    assert ours.states(range(4)) == theirs.states(range(4))
+    assert torch.equal(read(ours, SIZE, 3), read(theirs, SIZE, 3))
+
+
+def test_labels_of_webdataset_beside_images_are_named(tmp_path, caplog):
+    members = {"000000.cls": b"3", "000000.png": png(), "000001.cls": b"0", "000001.png": png(1)}
+    path = tar_of(tmp_path / "shard-000000.tar", members)
+    with caplog.at_level("INFO"):
+        assert len(list_images(path).members) == 2
+    find_line(caplog.messages, path, "2 images", ".cls", "--data.path webdataset", "000000.png")

@@ -21,6 +21,7 @@ from uvit_decay.runtime.program import PROGRAM
 from uvit_decay.runtime.progress import track
 
 if TYPE_CHECKING:
+    from uvit_decay.data.image_files import Listing
     from uvit_decay.data.latents.manifest import Manifest
 
 SHARES = timedelta(days=1)  # how long a process waits until the slowest one has encoded its share of the shards
@@ -62,16 +63,12 @@ def encode_images(
     import torch
 
     from uvit_decay.commands.opening import open_program
-    from uvit_decay.data.image_files import list_images
-    from uvit_decay.data.labels import NO_CLASSES, LabelOptions
     from uvit_decay.data.latents.encode import describe, encode
     from uvit_decay.images.autoencoder import Autoencoder
-    from uvit_decay.images.class_names import class_list
 
     with open_program(timeout=SHARES) as (processes, device):
         autoencoder = Autoencoder(vae, device, getattr(torch, precision))
-        options = LabelOptions(None if labels == NO_CLASSES else labels, label_column, "--labels", "--label-column")
-        listing = list_images(source, None if classes is None else class_list(classes), options)
+        listing = _list_source(source, classes, labels, label_column)
         manifest = describe(
             listing,
             autoencoder.space,
@@ -87,6 +84,17 @@ def encode_images(
     if processes.is_main:
         size = sum((target / name).stat().st_size for name, _ in done.shards) / 2**30
         print(f"{target}: {done.count} images, {len(done.class_names)} classes, {size:.2f} GiB")
+
+
+def _list_source(source: Path, classes: str | None, labels: str, label_column: str | None) -> Listing:
+    """List the images to encode; arguments as in `encode_images`."""
+    from uvit_decay.data.image_files import list_images
+    from uvit_decay.data.labels import NO_CLASSES, LabelOptions
+    from uvit_decay.images.class_names import class_list
+
+    names = None if classes is None else class_list(classes)
+    options = LabelOptions(None if labels == NO_CLASSES else labels, label_column, "--labels", "--label-column")
+    return list_images(source, names, options)
 
 
 def import_latents(

@@ -62,7 +62,7 @@ def find(path: Path, extensions: Collection[str]) -> ArchiveIndex:
         return ArchiveIndex(_choose(_folder_names(path), extensions))
     if _is_tar(path):
         return _find_in_tar(path, extensions)
-    return ArchiveIndex(_choose(_open_zip(path).archive.namelist(), extensions))
+    return ArchiveIndex(_choose(_open_zip(path).members, extensions))
 
 
 def _choose(names: Iterable[str], extensions: Collection[str]) -> tuple[str, ...]:
@@ -194,8 +194,8 @@ def file_states(path: Path, index: ArchiveIndex, chosen: Iterable[int]) -> list[
     if path.is_dir():
         with explain(f"{path} has changed", OSError):
             return [(os.stat(path / index.names[i]).st_size,) for i in chosen]
-    archive = _open_zip(path).archive
-    members = [archive.getinfo(index.names[i]) for i in chosen]
+    in_zip = _open_zip(path).members
+    members = [in_zip[index.names[i]] for i in chosen]
     return [(member.file_size, member.CRC) for member in members]
 
 
@@ -220,17 +220,22 @@ def _check_size(size: int) -> None:
 
 
 class _SharedZip:
-    """A zip for several threads: the lock protects the file position and the reference count of `archive`."""
+    """A zip for several threads: the lock protects the file position and the reference count of `archive`.
+
+    `members` has all files by name, with '/' between folders also where PowerShell and older .NET wrote a backslash.
+    """
 
     def __init__(self, path: Path) -> None:
         self.archive = zipfile.ZipFile(path)
         self.lock = threading.Lock()
+        self.members = {member.filename.replace("\\", "/"): member for member in self.archive.infolist()}
 
     def read(self, name: str) -> bytes:
         """Return the contents of a member; raise a ValueError if it is too large for an image."""
-        _check_size(self.archive.getinfo(name).file_size)  # zipfile unpacks no more than this
+        member = self.members[name]
+        _check_size(member.file_size)  # zipfile unpacks no more than this
         with self.lock:
-            return self.archive.read(name)
+            return self.archive.read(member)
 
 
 def _open_zip(path: Path) -> _SharedZip:
