@@ -1,5 +1,6 @@
 """Image data sets of the `datasets` library, made here: as saved by it, and as folders that it reads."""
 
+import io
 import os
 import pickle
 import sys
@@ -7,7 +8,7 @@ import sys
 import pytest
 import torch
 from conftest import train
-from image_noise import SIZE, noise, tree
+from image_noise import SIZE, noise, tar_of, tree
 from PIL import Image
 from refusals import raises_user_error
 
@@ -107,6 +108,8 @@ def test_labels_without_names_are_sorted(tmp_path, kind, labels, expected):
         ({"image_column": "label"}, ("--data.image_column",)),
         ({"label_column": "image"}, ("--data.label_column",)),
         ({"test_path": "x"}, ("--data.test_split",)),
+        ({"labels": "folders"}, ("--data.label_column",)),
+        ({"test_files": "x"}, ("--data.files",)),
         ({"holdout": 0.01}, ("--data.holdout",)),
     ],
 )
@@ -172,3 +175,50 @@ def test_a_run_trains_and_its_data_are_opened_by_evaluation(saved, tmp_path, mon
     data = open_data(str(config), None, 8, 1)
     assert isinstance(data, HubDataset)
     assert isinstance(data._training_files[0], HubListing)
+
+
+def write_shards(folder, ending, per_shard=3):
+    """Shards as webdataset's ShardWriter writes them: the files of a sample one after the other, by extension."""
+    folder.mkdir()
+    for first in range(0, len(LABELS), per_shard):
+        members = {}
+        for i in range(first, min(first + per_shard, len(LABELS))):
+            picture, label = io.BytesIO(), str(LABELS[i])
+            Image.fromarray(noise(SIZE, SIZE, 3, seed=i)).save(picture, "PNG")
+            members[f"{i:06d}.{ending}"] = (label if ending == "cls" else f'{{"label": {label}}}').encode()
+            members[f"{i:06d}.png"] = picture.getvalue()
+        tar_of(folder / f"shard-{first // per_shard:06d}.tar", members)
+    return folder
+
+
+@pytest.mark.parametrize("ending", ["cls", "json"])
+def test_shards_of_webdataset(tmp_path, ending):
+    folder = write_shards(tmp_path / "shards", ending)
+    data = opened("webdataset", files=f"{folder}/shard-{{000000..000001}}.tar", test_files=f"{folder}/*1.tar")
+    assert (data.train.labels.tolist(), data.class_names) == (LABELS[:6], ("0", "1", "2"))
+    assert torch.equal(data.train.images[5].permute(1, 2, 0), torch.from_numpy(noise(SIZE, SIZE, 3, seed=5)))
+    assert data.test.labels.tolist() == LABELS[3:6]
+    assert data.overlap
+    whole = opened("webdataset", files=[f"{folder}/*.tar"], memory_gb=0.0)
+    assert whole.train.labels.tolist() == LABELS
+    with raises_user_error("--data.files", "shard-000003.tar"):
+        opened("webdataset", files=f"{folder}/shard-{{000001..000009}}.tar")
+    with raises_user_error("webdataset", "--data.label_column", "__key__"):
+        opened("webdataset", files=f"{folder}/*.tar", label_column="class")
+
+
+def test_parquet_and_image_folders_by_their_files(tmp_path):
+    rows(labels=[7, 5, 7], kind=datasets.Value("int64")).to_parquet(tmp_path / "a.parquet")
+    data = opened("parquet", files=str(tmp_path / "*.parquet"))
+    assert (data.train.labels.tolist(), len(data.class_names)) == ([7, 5, 7], 8)
+    tree(tmp_path / "set", [f"{kind}/{i}.png" for kind in ("cat", "dog") for i in range(2)])
+    data = opened("imagefolder", files=str(tmp_path / "set" / "**"))
+    ours = opened_images(tmp_path / "set")
+    assert (data.class_names, data.train.labels.tolist()) == (ours.class_names, ours.train.labels.tolist())
+    assert torch.equal(data.train.images, ours.train.images)
+
+
+def opened_images(path):
+    data = Images(str(path), image_size=SIZE, batch_size=2)
+    data.setup()
+    return data

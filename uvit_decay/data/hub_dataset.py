@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import os
+import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from glob import iglob
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay.data.archives import DAMAGED, open_file
 from uvit_decay.data.fingerprint import MOST_COMPARED, spread
 from uvit_decay.data.folder import Images
 from uvit_decay.data.image_files import Listing
+from uvit_decay.data.label_tables import LABEL_WORDS
+from uvit_decay.data.labels import AUTO, number_labels
 from uvit_decay.images.class_names import class_hash
 from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.files import at_home
@@ -28,6 +33,8 @@ if TYPE_CHECKING:
 
 ROWS = 1000  # rows of a table at a time
 DEFAULT_SPLIT = "train"
+TEST_SPLIT = "test"  # of test_files
+NUMBERS = re.compile(r"\{(\d+)\.\.(\d+)\}")  # webdataset's notation of shards, shard-{000..010}.tar
 SAVED = ("dataset_dict.json", "state.json")  # one of them is in a folder that `save_to_disk` wrote
 
 
@@ -99,15 +106,19 @@ class HubDataset(Images):
 
     A folder is one that `save_to_disk` wrote, or one that `load_dataset` reads (imagefolder, Parquet). Images stay in
     memory-mapped Arrow files, and are decoded, scaled and cropped as in `Images`. Classes have the order of the
-    ClassLabel; labels of another type are sorted.
+    ClassLabel; labels of another type are sorted, but integers in `files` are class indices.
 
     Args:
-        path: a name on the Hub, such as ylecun/mnist, or a folder.
+        path: a name on the Hub, such as ylecun/mnist, or a folder; with `files` the format of the files: webdataset,
+            parquet or imagefolder.
         split: split of the training images; a folder of `save_to_disk` takes only names of splits, no train[:100].
         test_split: split of the test images, for validation loss and probes.
         subset: name of the configuration, for data sets that have several.
-        image_column: column of the images.
-        label_column: column of the classes; null for images without classes.
+        image_column: column of the images; if there is no column `image`, the only column of images.
+        label_column: column of the classes; null for images without classes. If there is no column `label`, the only
+            one with a name such as cls (webdataset), fine_label or json.label.
+        files: files of the training images: names with *, ** and {000..010}.
+        test_files: files of the test images, instead of a test_split.
         holdout: without a test_split, the share of each class that is held out of training; 0 holds out none.
         options: of `Images`: image_size, channels, batch_size, device_batch_size, flip, memory_gb, num_workers, seed.
     """
@@ -121,75 +132,112 @@ class HubDataset(Images):
         image_column: str = "image",
         label_column: str | None = "label",
         holdout: float = 0.0,
+        files: str | list[str] | None = None,
+        test_files: str | list[str] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(path, holdout=holdout, **options)
         if self.test_path is not None or self.classes is not None:
             raise UserError("HubDataset has neither --data.test_path nor --data.classes; set --data.test_split")
+        if (self.labels, self.test_labels) != (AUTO, AUTO):
+            raise UserError("HubDataset has neither --data.labels nor --data.test_labels; set --data.label_column")
+        if test_files is not None and (files is None or test_split is not None):
+            raise UserError("--data.test_files needs --data.files, and no --data.test_split")
         self.split = split
         self.test_split = test_split
         self.subset = subset
         self.image_column = image_column
         self.label_column = label_column
-        self.test_name = None if test_split is None else f"{path}, split {test_split}"
+        self.files = files
+        self.test_files = test_files
+        if test_files is not None:
+            self.test_name = f"{path}, files {test_files}"
+        elif test_split is not None:
+            self.test_name = f"{path}, split {test_split}"
 
     @property
     def name(self) -> str:
         """Name of the training set in reports: the last part of its path."""
         name = Path(self.path).name
+        if self.files is not None:
+            files = [self.files] if isinstance(self.files, str) else self.files
+            name += f" {' '.join(Path(file).name for file in files)}"
         if self.subset is not None:
             name += f"-{self.subset}"
         return name
 
     def listings(self) -> tuple[Listing, Listing | None]:
         """Open the splits for training and testing."""
-        training = self._open(self.split)
-        if self.test_split is None:
-            return training, None
-        return training, self._open(self.test_split)
+        training = self._open(self.split, self.files)
+        if self.test_files is not None:
+            return training, self._open(TEST_SPLIT, self.test_files)
+        if self.test_split is not None:
+            return training, self._open(self.test_split, self.files)
+        return training, None
 
-    def _open(self, split: str) -> HubListing:
+    def find_labels_of(self, fingerprint: str) -> str:
+        """Return "": labels are in a column."""
+        return ""
+
+    def _open(self, split: str, files: str | list[str] | None) -> HubListing:
         """Open a split and list its images with their labels."""
         with explain("--data HubDataset needs the library datasets", ImportError, hint='pip install -e ".[hub]"'):
             from datasets import Image
 
-        rows = load_split(self.path, split, self.subset)
-        where = f"{self.path}, split {split}"
-        self._check_columns(rows, where)
+        rows = load_split(self.path, split, self.subset, files)
+        where = f"{self.path}, split {split}" if files is None else f"{self.path}, files {files}"
+        if any(isinstance(kind, dict) for kind in rows.features.values()):
+            rows = rows.flatten()  # json.label for the label in a JSON file
+        image_column, label_column = self._choose_columns(rows, where)
         if len(rows) == 0:
             raise UserError(f"{where} has no images; set another --data.split")
-        labels, class_names = self._labels(rows, where)
-        rows = rows.select_columns([self.image_column]).cast_column(self.image_column, Image(decode=False))
-        members, sizes = _names_and_sizes(rows, self.image_column, where)
+        labels, class_names = self._labels(rows, label_column, where)
+        rows = rows.select_columns([image_column]).cast_column(image_column, Image(decode=False))
+        members, sizes = _names_and_sizes(rows, image_column, where)
         return HubListing(
             Path(self.path),
             members,
             labels,
             class_names,
+            table="" if files is None else where,
             rows=rows,
             split=split,
-            column=self.image_column,
+            column=image_column,
             sizes=sizes,
         )
 
-    def _check_columns(self, rows: Dataset, where: str) -> None:
-        """Raise a UserError unless a split has the column of labels, and a column of images."""
+    def _choose_columns(self, rows: Dataset, where: str) -> tuple[str, str | None]:
+        """Return the columns of images and of labels, in place of a missing default the only one that can be meant.
+
+        Raises:
+            UserError: a column is missing, or the column of images has none.
+        """
         from datasets import Image
 
-        for flag, column in (("image_column", self.image_column), ("label_column", self.label_column)):
-            if column is not None and column not in rows.features:
-                columns = ", ".join(rows.features)
-                raise UserError(f"{where}: no column {column}; set --data.{flag} to one of {columns}")
-        kind = rows.features[self.image_column]
-        if not isinstance(kind, Image):
-            name = type(kind).__name__
-            raise UserError(f"{where}: column {self.image_column} has {name}, not images; set --data.image_column")
+        columns = {"image_column": self.image_column, "label_column": self.label_column}
+        pictures = [name for name, kind in rows.features.items() if isinstance(kind, Image)]
+        words = [(name, set(re.split(r"[^a-z]+", name.lower()))) for name in rows.features]
+        named = [name for name, parts in words if parts & {*LABEL_WORDS, "cls"}]
+        found = {"image_column": ("image", pictures), "label_column": ("label", named)}
+        for flag, (default, others) in found.items():
+            column = columns[flag]
+            if column is None or column in rows.features:
+                continue
+            if column != default or len(others) != 1:
+                names = ", ".join(rows.features)
+                raise UserError(f"{where}: no column {column}; set --data.{flag} to one of {names}")
+            columns[flag] = others[0]
+            rank_zero_info(f"{where}: no column {column}, --data.{flag} {others[0]} is taken")
+        image_column = columns["image_column"]
+        if image_column not in pictures:
+            name = type(rows.features[image_column]).__name__
+            raise UserError(f"{where}: column {image_column} has {name}, not images; set --data.image_column")
+        return image_column, columns["label_column"]
 
-    def _labels(self, rows: Dataset, where: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    def _labels(self, rows: Dataset, column: str | None, where: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
         """Return the label of each image, and the names of the classes."""
         from datasets import ClassLabel
 
-        column = self.label_column
         if column is None:
             return (0,) * len(rows), ()
         kind = rows.features[column]
@@ -199,6 +247,8 @@ class HubDataset(Images):
             if not all(isinstance(value, int) and 0 <= value < len(names) for value in values):
                 raise UserError(f"{where}: images without a label; set another split, or --data.label_column null")
             labels = tuple(values)
+        elif self.files is not None:
+            return number_labels(values, f"{where}, column {column}")
         else:
             if not all(isinstance(value, int | str) for value in values):
                 raise UserError(f"{where}: --data.label_column {column} has {kind}; set a column of names or numbers")
@@ -210,19 +260,25 @@ class HubDataset(Images):
         return labels, names
 
 
-def load_split(path: str, split: str, subset: str | None = None) -> Dataset:
+def load_split(path: str, split: str, subset: str | None = None, files: str | list[str] | None = None) -> Dataset:
     """Open a split of a data set; its Arrow files are memory-mapped.
 
     Args:
-        path: a folder, or a name on the Hub.
+        path: a folder, or a name on the Hub; with `files` their format.
         split: name of the split.
         subset: name of the configuration; None if there is only one.
+        files: patterns of the files of this split; None if the data set has its files.
 
     Raises:
         UserError: the data set, its split or its subset cannot be opened.
     """
     import datasets
 
+    if files is not None:
+        patterns = _find_patterns([files] if isinstance(files, str) else files)
+        named = {split.partition("[")[0]: patterns}
+        with explain(f"cannot open {files} as {path}", Exception):
+            return datasets.load_dataset(path, subset, split=split, data_files=named)
     folder = at_home(path)
     # Any error is possible: the network, a damaged file or the data set's own configuration may fail.
     with explain(f"cannot open the data set {path}, split {split}", Exception):
@@ -230,6 +286,32 @@ def load_split(path: str, split: str, subset: str | None = None) -> Dataset:
             return _load_saved(folder, split, subset)
         name = str(folder) if folder.exists() else path
         return datasets.load_dataset(name, subset, split=split)
+
+
+def _find_patterns(patterns: Sequence[str]) -> list[str]:
+    """Return patterns without numbers in braces; raise a UserError if one matches no file."""
+    found = []
+    for pattern in patterns:
+        for part in _expand_numbers(pattern):
+            if "://" not in part:
+                part = str(at_home(part))
+                if next(iglob(part, recursive=True), None) is None:
+                    raise UserError(f"--data.files {pattern}: no file {part}")
+            found.append(part)
+    return found
+
+
+def _expand_numbers(pattern: str) -> list[str]:
+    """Return the patterns that `x-{08..10}.tar` stands for: `x-08.tar`, `x-09.tar`, `x-10.tar`."""
+    numbers = NUMBERS.search(pattern)
+    if numbers is None:
+        return [pattern]
+    first, last = numbers.groups()
+    found = []
+    for number in range(int(first), int(last) + 1):
+        part = f"{pattern[: numbers.start()]}{number:0{len(first)}d}{pattern[numbers.end() :]}"
+        found += _expand_numbers(part)
+    return found
 
 
 def _load_saved(folder: Path, split: str, subset: str | None) -> Dataset:

@@ -46,6 +46,8 @@ EFFECTS = {  # of a flag and all below it, unless a longer name says otherwise
     "data.test_labels": FREE,
     "data.test_split": FREE,
     "data.test_crop": FREE,
+    "data.files": FREE,
+    "data.test_files": FREE,
     "data.download": FREE,
     "data.verify": FREE,
     "data.num_workers": FREE,
