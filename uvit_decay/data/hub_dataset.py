@@ -296,7 +296,9 @@ def _find_patterns(patterns: Sequence[str]) -> list[str]:
             if "://" not in part:
                 part = str(at_home(part))
                 if next(iglob(part, recursive=True), None) is None:
-                    raise UserError(f"--data.files {pattern}: no file {part}")
+                    raise UserError(
+                        f"{pattern}: no file {part}; set --data.files, or --data.test_files, to existing ones"
+                    )
             found.append(part)
     return found
 

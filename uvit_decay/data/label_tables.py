@@ -83,7 +83,7 @@ def _parse_lines(where: str, text: str) -> tuple[list[str], list[dict[str, Any]]
     """Return the columns and the rows of JSON lines."""
     rows = []
     columns: dict[str, None] = {}
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):  # splitlines would split at characters inside of strings
         if not line.strip():
             continue
         with explain(f"cannot read {where}, line {number}", ValueError, RecursionError):

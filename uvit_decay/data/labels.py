@@ -41,7 +41,7 @@ SHARD = re.compile(r"\d{5}/img\d{8}\.png")  # names of images by EDM's and Style
 
 @dataclass(frozen=True)
 class LabelOptions:
-    """Where the labels of images come from.
+    """Source of the labels of images.
 
     Args:
         source: "auto", "folders", "leaf" or the path of a table; None for images without classes.
