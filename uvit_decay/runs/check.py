@@ -85,9 +85,8 @@ def _check_settings(stored: TrainingContents, card: ModelCard, task: LightningMo
             # A task of another class has other options, and their list would fill a page.
             task_class = Change("the task", change.before, change.now, "")
             raise UserError(explain_refusal(where, [task_class], ()))
-    raise UserError(
-        explain_refusal(where, fixed, refused) + _explain_classes(before, task.settings, (*fixed, *refused))
-    )
+    classes = _explain_classes(stored.settings, task.settings, (*fixed, *refused))
+    raise UserError(explain_refusal(where, fixed, refused) + classes)
 
 
 def _explain_classes(before: Settings, now: Settings, changes: Sequence[Change]) -> str:
