@@ -18,7 +18,7 @@ from uvit_decay.callbacks import Progress
 from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.commands.cli import CLI
 from uvit_decay.data import Digits
-from uvit_decay.runtime.progress import lines_every, track
+from uvit_decay.runtime.progress import track
 
 LOSS = r"loss=\d(\.\d+)?, lr=0\.\d+, images/s=[\d,]+"
 
@@ -42,6 +42,11 @@ def terminal_of(monkeypatch, columns=120) -> Terminal:
     monkeypatch.setattr("os.get_terminal_size", lambda *_: os.terminal_size((columns, 40)))
     monkeypatch.setattr("tqdm.std._screen_shape_wrapper", lambda: lambda _: (120, 40))
     return stream
+
+
+def steps_of(text):
+    """Return the lines that count steps."""
+    return [line for line in text.splitlines() if line.startswith("step ")]
 
 
 def fit(folder, *callbacks, **options):
@@ -68,10 +73,11 @@ def test_a_terminal_gets_one_bar_for_the_whole_run(tmp_path, monkeypatch, capsys
 def test_validation_has_a_bar_of_its_own_below(tmp_path, monkeypatch, capsys):
     terminal = terminal_of(monkeypatch)
     trainer, task = fit(tmp_path, Progress(every=0), limit_val_batches=2, val_check_interval=5, num_sanity_val_steps=1)
-    assert any(re.match(r"Validation DataLoader 0: 2/2 \|", bar) for bar in terminal.shown)
-    assert any(re.match(r"step 6/10 .*, val/loss=\d", bar) for bar in terminal.shown)
+    for title in ("sanity check at step 0", "validation at step 5"):
+        assert any(re.match(rf"{title}: +\d+%\|.*\| \d/[12] ", bar) for bar in terminal.shown)
+    assert any(re.match(r"step 5/10 .*, val/loss=\d", bar) for bar in terminal.shown)
     trainer.validate(task, Digits(32), verbose=False)
-    assert terminal.shown[-1].startswith("Validation DataLoader 0: 2/2 |")
+    assert re.match(r"validation: 100%\|.*\| 2/2 ", terminal.shown[-1])
     monkeypatch.setattr("os.get_terminal_size", lambda *_: os.terminal_size((0, 0)))
     before = terminal.getvalue()
     trainer.validate(task, Digits(32), verbose=False)
@@ -104,35 +110,35 @@ def test_an_error_closes_the_bar(tmp_path, monkeypatch):
     assert terminal.getvalue().endswith("\n")
 
 
-def test_a_log_file_gets_lines_now_and_then(tmp_path, caplog):
+def test_a_log_file_gets_lines_now_and_then(tmp_path, capsys):
     fit(tmp_path, Progress())
-    lines = [line for line in caplog.messages if line.startswith("step ")]
+    lines = steps_of(capsys.readouterr().err)
     assert len(lines) == 2  # the first loss, and the end
     for line, step in zip(lines, (5, 10), strict=True):
         assert re.fullmatch(rf"step {step}/10 after \d\d:\d\d, \d\d:\d\d left, {LOSS}", line)
 
 
-def test_a_terminal_without_a_width_gets_lines_as_a_log_file(tmp_path, monkeypatch, caplog):
+def test_a_terminal_without_a_width_gets_lines_as_a_log_file(tmp_path, monkeypatch):
     terminal = terminal_of(monkeypatch, columns=0)
     fit(tmp_path, Progress(), max_steps=5)
-    assert [line.partition(" after")[0] for line in caplog.messages if line.startswith("step ")] == ["step 5/5"]
+    assert [line.partition(" after")[0] for line in steps_of(terminal.getvalue())] == ["step 5/5"]
     assert "|" not in terminal.getvalue()
 
 
-def test_a_run_without_an_end_has_none_in_its_lines(tmp_path, caplog):
+def test_a_run_without_an_end_has_none_in_its_lines(tmp_path, capsys):
     fit(tmp_path, Progress(line_every=0), StopAt(7), max_steps=-1, max_epochs=-1)
-    lines = [line for line in caplog.messages if line.startswith("step ")]
+    lines = steps_of(capsys.readouterr().err)
     assert len(lines) == 7
     assert re.match(r"step 7 after \d\d:\d\d, loss", lines[-1])
 
 
-def test_a_disabled_bar_shows_nothing(tmp_path, monkeypatch, caplog):
-    terminal = terminal_of(monkeypatch)
-    progress = Progress(every=0)
+@pytest.mark.parametrize("columns", [120, 0])
+def test_a_disabled_bar_shows_nothing(tmp_path, monkeypatch, columns):
+    terminal = terminal_of(monkeypatch, columns)
+    progress = Progress(every=0, line_every=0)
     progress.disable()
     fit(tmp_path, progress, max_steps=5)
     assert terminal.shown == []
-    assert not [line for line in caplog.messages if line.startswith("step ")]
 
 
 def bars_of(monkeypatch, folder, *flags):
@@ -157,12 +163,12 @@ def test_it_is_the_default_but_a_user_may_have_another_or_none(monkeypatch, tmp_
     assert own.line_every == 7
 
 
-def test_a_run_says_nothing_that_nobody_can_act_on(monkeypatch, tmp_path, caplog):
+def test_a_run_says_nothing_that_nobody_can_act_on(monkeypatch, tmp_path, caplog, capsys):
     flags = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.max_steps=2", "--trainer.callbacks=Summary"]
     train(monkeypatch, tmp_path, "fit", *flags, "--trainer.limit_val_batches=0", "--trainer.log_every_n_steps=1")
     said = "\n".join(caplog.messages)
     assert "global batch 32 = 1 x 32 images" in said
-    assert "step 2/2 after" in said
+    assert "step 2/2 after" in capsys.readouterr().err
     assert "run folder: runs/digits/version_0" in said
     for noise in ("GPU available", "TPU", "stopped: `max_steps", "Tip:"):
         assert noise not in said
@@ -204,15 +210,16 @@ def test_lines_go_on_while_a_callback_evaluates(tmp_path, capsys):
 def test_lines_go_on_during_validation(tmp_path, capsys):
     slow = LambdaCallback(on_validation_batch_end=lambda *_: time.sleep(0.25))
     fit(tmp_path, slow, Progress(line_every=0.1), max_steps=2, limit_val_batches=2, val_check_interval=1)
-    assert any(line.startswith("step 1/2 after") for line in capsys.readouterr().err.splitlines())
+    assert any(line.startswith("validation at step 1: 1/2 batches") for line in capsys.readouterr().err.splitlines())
 
 
 @pytest.mark.parametrize("options", [{"enable_progress_bar": False}, {}])
-def test_without_our_bar_an_evaluation_has_no_lines(tmp_path, capsys, options):
-    with lines_every(0.1):
-        callbacks = [] if options else [TQDMProgressBar()]
+def test_without_our_bar_an_evaluation_shows_nothing(tmp_path, monkeypatch, options):
+    terminal = terminal_of(monkeypatch)
+    callbacks = [] if options else [TQDMProgressBar()]
+    with track("outside", every=0.1):
         fit(tmp_path, Slow(), *callbacks, max_steps=1, **options)
-    assert "Slow at step" not in capsys.readouterr().err
+    assert "images:" not in terminal.getvalue()
 
 
 def test_a_terminal_shows_an_evaluation_below_the_bar(tmp_path, monkeypatch):

@@ -23,14 +23,14 @@ TINY = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.callbacks=[]", "
 
 
 def test_what_may_differ_is_named_but_tensors_that_do_not_fit_are_refused_all_the_same(
-    trained, tmp_path, monkeypatch, capsys, caplog
+    trained, tmp_path, monkeypatch, capsys
 ):
     flags = [*TINY, "--trainer.max_steps=13", f"--ckpt_path={trained}", "--resume.allow=all"]
     for flag in ("--model.net.dim=32", "--model.net.alpha_min=1.0", "--model.optim.decay_on=matrices"):
         assert "--resume.allow" not in refused(capsys, train, monkeypatch, tmp_path, "fit", *flags, flag)
     assert not list((tmp_path / "runs" / "digits").glob("*"))
     train(monkeypatch, tmp_path, "fit", *flags, "--model.net.heads=4")
-    assert "step 13/13" in caplog.text
+    assert "step 13/13" in capsys.readouterr().err
 
 
 def test_the_same_images_in_another_folder_are_no_other_data_and_other_images_are(image_dir, tmp_path, caplog):

@@ -5,21 +5,21 @@ import os
 import re
 import sys
 import time
-from types import SimpleNamespace
 
 import pytest
 
 from uvit_decay.commands.compare import compare
 from uvit_decay.commands.convert import main
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.progress import lines_every, track
+from uvit_decay.runtime.progress import INTERVAL, print_line, track
 
 SHORT = 0.05  # seconds between lines
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def often():
-    with lines_every(SHORT):
+    """Shorten the interval between lines, as the outermost work."""
+    with track(every=SHORT):
         yield
 
 
@@ -28,7 +28,7 @@ def lines_of(capsys):
 
 
 def test_a_silent_command_has_a_line_of_its_own(capsys):
-    with track():
+    with track(every=SHORT):
         time.sleep(0.3)
     lines = lines_of(capsys)
     assert 2 <= len(lines) <= 6
@@ -36,7 +36,7 @@ def test_a_silent_command_has_a_line_of_its_own(capsys):
 
 
 @pytest.mark.parametrize("command", ["export", "import"])
-def test_a_conversion_has_lines(command, tmp_path, monkeypatch, capsys):
+def test_a_conversion_has_lines(command, tmp_path, monkeypatch, capsys, often):
     def convert(*args, **options):
         time.sleep(0.3)
         return ""
@@ -47,19 +47,20 @@ def test_a_conversion_has_lines(command, tmp_path, monkeypatch, capsys):
     assert len(lines_of(capsys)) >= 2
 
 
-def test_runs_that_are_compared_are_counted(tmp_path, monkeypatch, capsys):
+def test_runs_that_are_compared_are_counted(tmp_path, monkeypatch, capsys, often):
     def read(folder):
         time.sleep(0.3)
-        return SimpleNamespace(options={}, folder=folder)
+        if folder.name == "b":
+            raise UserError("no run")
 
     monkeypatch.setattr("uvit_decay.compare.runs.Run.read", read)
-    with pytest.raises(UserError, match="--by"):
-        compare([tmp_path, tmp_path], out=tmp_path / "out.png")
+    with pytest.raises(UserError, match="no run"):
+        compare([tmp_path / "a", tmp_path / "b"], out=tmp_path / "out.png")
     assert lines_of(capsys)[-1].startswith("reading runs: 1/2 runs ")
 
 
 def test_the_innermost_work_is_shown_with_what_it_belongs_to(capsys):
-    with track(), track("outer"), track("inner", 8, "image", 2) as work:
+    with track(every=SHORT), track("outer"), track("inner", 8, "image", 2) as work:
         time.sleep(0.15)
         work.update(3)
         time.sleep(0.15)
@@ -69,24 +70,43 @@ def test_the_innermost_work_is_shown_with_what_it_belongs_to(capsys):
 
 
 def test_work_without_a_total_counts(capsys):
-    with track("scanning", None, "file") as work:
+    with track("scanning", None, "file", every=SHORT) as work:
         work.update(1234)
         time.sleep(0.2)
     assert lines_of(capsys)[-1] == "scanning: 1,234 files after 00:00"
 
 
-def test_quick_work_and_that_of_other_processes_have_no_lines(capsys):
-    with lines_every(60), track("quick", 2, "image") as work:
+def test_counts_without_a_title_are_named_by_their_unit(capsys):
+    for total in (2010, None):
+        with track("", total, "step", 2000) as work:
+            work.update(3, "loss=0.5")
+            print_line(work)
+    assert [re.sub(r"\d\d:\d\d", "_", line) for line in lines_of(capsys)] == [
+        "step 2003/2010 after _, _ left, loss=0.5",
+        "step 2003 after _, loss=0.5",
+    ]
+
+
+@pytest.mark.parametrize("every", [INTERVAL, 1e300, float("inf")])
+def test_quick_work_has_no_lines(capsys, every):
+    with track("quick", 2, "image", every=every) as work:
         work.update()
-    with track("another process", 2, "image", shown=False):
-        time.sleep(0.15)
-    with lines_every(float("inf")), track("hidden", 2, "image"):
-        time.sleep(0.15)
     assert lines_of(capsys) == []
 
 
-def test_lines_end_with_the_work_even_if_it_fails(capsys):
-    with pytest.raises(ZeroDivisionError), track("failing", 2, "image"):
+def test_hidden_work_has_no_lines_nor_has_the_work_within(capsys, monkeypatch):
+    monkeypatch.setattr("uvit_decay.runtime.progress.terminal_width", lambda: 120)
+    with track("another process", shown=False, every=SHORT), track("within", 2, "image") as work:
+        print_line(work)
+        time.sleep(0.15)
+    assert lines_of(capsys) == []
+    with track("rehearsal", every=SHORT), track("hidden", shown=False), track("within", 2, "image"):
+        time.sleep(0.15)
+    assert {line.partition(" after")[0] for line in lines_of(capsys)} == {"rehearsal"}
+
+
+def test_lines_end_with_the_work_that_fails(capsys):
+    with pytest.raises(ZeroDivisionError), track("failing", 2, "image", every=SHORT):
         raise ZeroDivisionError
     time.sleep(0.15)
     assert lines_of(capsys) == []
@@ -97,7 +117,7 @@ def test_a_terminal_gets_a_bar(monkeypatch):
     terminal.fileno = lambda: 2
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setattr("os.get_terminal_size", lambda *_: os.terminal_size((120, 40)))
-    with track("probes", 4, "level") as work:
+    with track("probes", 4, "level", every=SHORT) as work:
         work.update(4)
         time.sleep(0.15)
     assert re.search(r"probes: 100%\|.*4/4", terminal.getvalue())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from uvit_decay.runs.loggers import log_numbers, log_picture
 from uvit_decay.runtime.errors import UserError, check_whole
 from uvit_decay.runtime.files import check_writable
 from uvit_decay.runtime.precision import Precision, chosen_precision
-from uvit_decay.runtime.progress import lines_every, track
+from uvit_decay.runtime.progress import Work, track
 from uvit_decay.tasks.base import Task
 from uvit_decay.tasks.diffusion import DiffusionTask
 
@@ -113,15 +113,12 @@ class Periodic(Callback):
                 times += total // interval
         return training / 2 / max(times, 1.0) if math.isfinite(total) else math.inf
 
-    @contextmanager
-    def _shown(self, trainer: Trainer, when: str = "") -> Iterator[None]:
+    def _shown(self, trainer: Trainer, when: str = "") -> AbstractContextManager[Work]:
         """Show the progress of this callback in the context, if the run has our progress bar."""
-        if isinstance(trainer.progress_bar_callback, Progress):
-            with track(type(self).__name__ + when, shown=trainer.is_global_zero):
-                yield
-        else:
-            with lines_every(math.inf):
-                yield
+        progress = trainer.progress_bar_callback
+        if isinstance(progress, Progress):
+            return progress.track(type(self).__name__ + when)
+        return track(shown=False)
 
     def on_train_start(self, trainer: Trainer, task: Task) -> None:
         """Evaluate at the step from which a run resumes, if that is due and not recorded."""

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
+from itertools import takewhile
 
 from tqdm import tqdm
 
-# Seconds between lines; infinity shows neither lines nor bars.
-_interval: ContextVar[float] = ContextVar("interval", default=20.0)
+INTERVAL = 20.0  # seconds between lines
+BAR = "{unit} {n_fmt}/{total_fmt} |{bar}| {elapsed}<{remaining}{postfix}"  # of work without a title
+ENDLESS_BAR = "{unit} {n_fmt}, {elapsed}{postfix}"
 
 
 def terminal_width() -> int:
@@ -26,110 +26,115 @@ def terminal_width() -> int:
 
 
 class Work:
-    """A piece of work whose progress is shown.
+    """A piece of work whose progress is shown; `track` makes it, and describes the arguments."""
 
-    Args:
-        title: its name, such as "probes"; empty for a whole command.
-        total: how much there is to do; None if that is unknown.
-        unit: what is counted, such as "image"; None counts nothing.
-        done: how much was done before.
-    """
-
-    def __init__(self, title: str, total: int | None = None, unit: str | None = None, done: int = 0) -> None:
-        self.title, self.total, self.unit = title, total, unit
+    def __init__(self, title: str, total: int | None, unit: str | None, done: int, shown: bool) -> None:
+        self.title, self.total, self.unit, self.shown = title, total, unit, shown
         self.done = self.initial = done
+        self.note = ""  # metrics, shown after the counts
         self.begun = time.monotonic()
-        self.grace = 0.0  # seconds that a line is late, for work that prints lines itself
+        self.printed: int | None = None  # `done` in the last line
         self.bar: tqdm | None = None
 
-    def update(self, count: int = 1) -> None:
-        """Count further work as done."""
+    def update(self, count: int = 1, note: str | None = None) -> None:
+        """Count further work as done; a `note` for the end of the line makes a bar draw itself at once."""
         self.done += count
-        if self.bar is not None:
+        if note is not None:
+            self.note = note
+        if self.bar is not None and note is None:
             self.bar.update(count)
+        elif self.bar is not None:
+            self.bar.n = self.done
+            self.bar.set_postfix_str(note)
 
-    def line(self) -> str | None:
-        """Return the progress as a line; None if a bar shows it."""
-        if self.bar is not None:
-            return None
+    def line(self) -> str:
+        """Return the progress as a line."""
         elapsed = time.monotonic() - self.begun
-        after = f"after {tqdm.format_interval(elapsed)}"
-        if self.unit is None:
-            return f"{self.title or 'still running'} {after}"
-        if self.total is None:
-            return f"{self.title}: {self.done:,} {self.unit}s {after}"
-        line = f"{self.title}: {self.done:,}/{self.total:,} {self.unit}s {after}"
+        line = f"{self._amount()} after {tqdm.format_interval(elapsed)}"
         here = self.done - self.initial
-        if here:
+        if self.total is not None and here:
             line += f", {tqdm.format_interval(elapsed * (self.total - self.done) / here)} left"
-        return line
+        return f"{line}, {self.note}" if self.note else line
+
+    def _amount(self) -> str:
+        if self.unit is None:
+            return self.title or "still running"
+        if not self.title:
+            return f"{self.unit} {self.done}" if self.total is None else f"{self.unit} {self.done}/{self.total}"
+        total = "" if self.total is None else f"/{self.total:,}"
+        plural = "es" if self.unit.endswith("ch") else "s"
+        return f"{self.title}: {self.done:,}{total} {self.unit}{plural}"
+
+    def open_bar(self, delay: float) -> None:
+        """Show a bar after `delay` seconds; below another bar, it is removed at its end."""
+        form = None
+        if not self.title:
+            form = ENDLESS_BAR if self.total is None else BAR
+        counts = {"total": self.total, "initial": self.done, "unit": self.unit, "desc": self.title or None}
+        place = {"file": sys.stderr, "disable": False, "leave": None, "dynamic_ncols": True}
+        self.bar = tqdm(**counts, **place, delay=delay, bar_format=form, smoothing=0)  # speed of all steps, as in lines
+
+    def close_bar(self) -> None:
+        """Close the bar, if there is one; no lines follow."""
+        if self.bar is not None:
+            self.bar.close()
 
 
 class _Lines:
-    """The lines of all work of this process, printed by a thread, so that they come however long a step takes."""
+    """The work that runs in this process, and its lines: a thread prints them, however long a step takes."""
 
     def __init__(self) -> None:
         self.running: list[Work] = []  # outermost first
         self.last = 0.0  # time of the last line
 
-    def print_until(self, ended: threading.Event, interval: float) -> None:
-        """Print the line of the innermost work whenever there was none for `interval` seconds."""
-        wait = interval
-        while not ended.wait(max(wait, 0.001)):
-            wait = self.last + interval + self.running[-1].grace - time.monotonic()
-            if wait <= 0:
-                self._print()
-                wait = interval
+    @contextmanager
+    def include(self, work: Work, every: float) -> Iterator[None]:
+        """Let the work have lines in the context; the outermost work decides how often they come."""
+        prints = work.shown and not self.running
+        self.running.append(work)
+        ended = threading.Event()
+        if prints:
+            self.last = time.monotonic()
+            printer = threading.Thread(target=self._print_until, args=(ended, every), daemon=True)
+            printer.start()
+        try:
+            yield
+        finally:
+            if prints:
+                ended.set()
+                printer.join()
+            self.running.remove(work)
 
-    def _print(self) -> None:
+    def _print_until(self, ended: threading.Event, every: float) -> None:
+        """Print the line of the innermost work whenever there was no line for `every` seconds."""
+        every = min(every, threading.TIMEOUT_MAX)
+        wait = every
+        while not ended.wait(max(wait, 0.001)):
+            wait = self.last + every - time.monotonic()  # > 0 if the work itself has called `print_line`
+            if wait <= 0:
+                shown = [work for work in self.running if work.shown]
+                self.print(shown[-1])
+                wait = every
+
+    def print(self, work: Work) -> None:
+        """Print the line of running work, after the titles of the work outside it."""
         self.last = time.monotonic()
-        line = self.running[-1].line()
-        if line is None:
-            return
-        outer = [work.title for work in self.running[:-1] if work.title]
-        tqdm.write(": ".join([*outer, line]), file=sys.stderr)
-        sys.stderr.flush()
+        work.printed = work.done
+        if work.bar is None:
+            # A copy: this may be the thread, and the work may end meanwhile.
+            outer = takewhile(lambda one: one is not work, [*self.running])
+            titles = [one.title for one in outer if one.shown and one.title]
+            tqdm.write(": ".join([*titles, work.line()]), file=sys.stderr)
+            sys.stderr.flush()
 
 
 _LINES = _Lines()
 
 
-def line_printed() -> None:
-    """Tell that a line was printed by other means; the next one comes an interval later."""
-    _LINES.last = time.monotonic()
-
-
-@contextmanager
-def lines_every(seconds: float) -> Iterator[None]:
-    """Set the interval between lines for the work that begins in the context; infinity shows no progress at all."""
-    token = _interval.set(seconds)
-    try:
-        yield
-    finally:
-        _interval.reset(token)
-
-
-@contextmanager
-def show(work: Work) -> Iterator[None]:
-    """Print the line of this work in the context, unless other work within it has a line."""
-    interval = _interval.get()
-    if math.isinf(interval):
-        yield
-        return
-    outermost = not _LINES.running
-    _LINES.running.append(work)
-    ended = threading.Event()
-    if outermost:
-        line_printed()
-        printer = threading.Thread(target=_LINES.print_until, args=(ended, interval), daemon=True)
-        printer.start()
-    try:
-        yield
-    finally:
-        if outermost:
-            ended.set()
-            printer.join()
-        _LINES.running.remove(work)
+def print_line(work: Work) -> None:
+    """Print the line of this work now; nothing if it is not shown, or has a bar."""
+    if work.shown and work in _LINES.running:
+        _LINES.print(work)
 
 
 @contextmanager
@@ -141,28 +146,25 @@ def track(
     *,
     shown: bool = True,
     delay: float = 0.0,
+    every: float = INTERVAL,
 ) -> Iterator[Work]:
     """Yield a counter of work whose progress is shown: `update` counts what is done.
 
     Args:
-        title: name of the work, such as "probes"; empty for a whole command.
+        title: name of the work, such as "probes"; empty for a whole command, or for counts that their unit explains.
         total: how much there is to do; None if that is unknown.
         unit: what is counted, such as "image"; None counts nothing, and has no bar.
         done: how much was done before.
-        shown: False shows nothing, as on all processes except the first.
+        shown: False hides this work and the work within it, as on all processes except the first.
         delay: seconds until a bar appears.
+        every: seconds between lines; work within other work has the interval of the outermost.
     """
-    work = Work(title, total, unit, done)
-    if not shown:
-        yield work
-        return
-    with show(work):
-        if unit is not None and terminal_width() and not math.isinf(_interval.get()):
-            # Below another bar, this bar is removed at its end.
-            options = {"total": total, "initial": done, "unit": unit, "desc": title, "leave": None, "delay": delay}
-            work.bar = tqdm(file=sys.stderr, disable=False, **options)
+    is_hidden = not shown or (_LINES.running and not _LINES.running[-1].shown)
+    work = Work(title, total, unit, done, shown=not is_hidden)
+    with _LINES.include(work, every):
+        if work.shown and unit is not None and terminal_width():
+            work.open_bar(delay)
         try:
             yield work
         finally:
-            if work.bar is not None:
-                work.bar.close()
+            work.close_bar()
