@@ -46,6 +46,16 @@ class BranchTerms:
     hooks.
     """
 
+    # A branch adds to the stream within its block, where no hook sees beta_k f_k. But every branch begins with a norm,
+    # whose input is the stream, so that beta_k f_k is found as a difference when the next branch begins:
+    #
+    #     hook of norm1 (_enter, k = 2 i)      x_k; it is kept in _state
+    #     hook of norm2 (_enter, k = 2 i + 1)  x_{k+1}: branch k has ended (_end)
+    #     hook of the block (_leave)           the output of the block: branch 2 i + 1 has ended
+    #
+    # The end of a block is taken from its output and not from the next block, because a long skip may be merged between
+    # them. Attention over depth keeps the outputs of the branches apart: its hook (_read) takes them from there.
+
     def __init__(self, net: DecayedNet) -> None:
         self.net = net
         self.blocks = net.find_decayed_blocks()
@@ -105,7 +115,7 @@ class BranchTerms:
             ]
             if reader is None:
                 self._handles.append(block.register_forward_hook(partial(self._leave, second)))
-            block._graph = block._compiled_call_impl
+            block._graph = block._compiled_call_impl  # of torch.compile; `stop` puts it back
             block._compiled_call_impl = None
 
     def stop(self) -> None:
@@ -123,7 +133,7 @@ class BranchTerms:
         self._add(0, k, x)
         if self.net.depth_attention is not None:
             return
-        if k % 2:
+        if k % 2:  # an MLP: the attention of its block has ended
             self._end(k - 1, x)
         self._state = x
 

@@ -207,6 +207,7 @@ def erase_boxes(images: Tensor, share: float, seed: int, rows: Tensor) -> Tensor
         seed: random seed.
         rows: positions of the images in the run, int64 (b,) on the CPU.
     """
+    # All attempts are drawn on the CPU, where the boxes are needed as numbers: nothing waits for the device.
     height, width = images.shape[2:]
     numbers = uniform("erase", seed, rows=rows, shape=(1 + 4 * _ATTEMPTS,))
     selected = (numbers[:, 0] < share).tolist()

@@ -176,19 +176,25 @@ class StepSampler(DistributedSampler):
         return self.batches * self.micro_batches
 
     def __iter__(self) -> Iterator[Slice]:
+        # 1. A global batch is divided into contiguous shares of the ranks, and a share into micro-batches. Its images
+        #    do not depend on the number of either, so that a run may resume with other numbers.
         step = self.share // self.micro_batches
         start_of_share = self.rank * self.share
+        # 2. `start` counts the global batches of the whole run. A resumed run may start within an iteration, and then
+        #    does only the rest of it.
         end = (self.start // self.steps + 1) * self.steps
         order = torch.arange(self.size)
         shuffled = -1  # the epoch of `order`
         for number in range(self.start, end):
+            # 3. The epoch of the data, by `batches`, is not an iteration, by `steps`, if training limits its epochs:
+            #    an order is then used up over several iterations.
             epoch, position = divmod(number, self.batches)
             if self.shuffle and epoch != shuffled:
                 order = torch.randperm(self.size, generator=generator("order", self.seed, epoch))
                 shuffled = epoch
             for first in range(start_of_share, start_of_share + self.share, step):
                 begin = position * self.batch_size + first
-                places = torch.arange(begin, begin + step) % self.size
+                places = torch.arange(begin, begin + step) % self.size  # `fill` wraps to the beginning of the order
                 yield order[places].tolist(), number, first, self.batch_size
 
 

@@ -103,6 +103,8 @@ def _all_weights(of: Shortcuts | nn.Module, shortcuts: Shortcuts) -> list[Weight
 
 def _multiply_out(weights: Sequence[Weights], merges: Sequence[Merge]) -> Float[Tensor, "rows sources"]:
     """Return the mixing matrix of fixed shortcuts."""
+    # `row` is the stream as a combination of the sources. A merge replaces the stream by a source of its own if it is a
+    # boundary, and otherwise adds the source; a branch scales the stream by alpha and adds its own source by beta.
     count = len(weights)
     row = torch.zeros(count + 1 + len(merges), dtype=torch.float64)
     row[0] = 1.0

@@ -125,6 +125,8 @@ def _step(denoiser: Denoiser, x: Tensor, times: list[float], predicts_x: bool) -
     first = _predict(denoiser, x, times[0], predicts_x)
     for i in range(1, len(times)):
         change = growth[i] * first
+        # The slope of D over h is a difference to the previous state. The second order uses (e^h - 1) / 2, the third
+        # (e^h - 1) / h - 1, as in the authors' code; both are h / 2 + O(h^2).
         if i > 1:
             bend = growth[i] / 2 if len(times) == 3 else growth[i] / h[i] - 1
             ahead = _predict(denoiser, states[-1], times[i - 1], predicts_x)

@@ -72,11 +72,13 @@ def dit_ddpm(denoiser: Denoiser, x: Tensor, steps: int, noise: Noise) -> Traject
     abar = denoiser.path.alpha(t).square().tolist()
     for i, (now, after) in enumerate(pairwise(times)):
         data, _, v = denoiser.evaluate(x, now)
+        # The posterior between neighbours of the respaced grid: beta of the whole interval, not of one level.
         beta = 1 - abar[i] / abar[i + 1]
         of_data = math.sqrt(abar[i + 1]) * beta / (1 - abar[i])
         of_state = math.sqrt(1 - beta) * (1 - abar[i + 1]) / (1 - abar[i])
         x = of_data * data + of_state * x
         if after > 0:
+            # v interpolates between the logarithms of both bounds of the variance; at the last step beta~ is 0.
             share = (v + 1) / 2
             smallest = math.log(beta * (1 - abar[i + 1]) / (1 - abar[i]))
             log_variance = share * math.log(beta) + (1 - share) * smallest

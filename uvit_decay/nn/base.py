@@ -301,7 +301,7 @@ class DecayedNet(
             yield from self._run_across(tokens, blocks, skips, conditions, keep, time)
             return
         first_reader = len(blocks) - skips
-        unread: list[Tensor] = []
+        unread: list[Tensor] = []  # states for the long skips, a stack: the last one is read first
         for k, block in enumerate(blocks):
             compiled = is_compiled(block)
             skip = unread.pop() if k >= first_reader else None
@@ -323,6 +323,8 @@ class DecayedNet(
         time: Tensor | None,
     ) -> Iterator[Tensor]:
         """Yield the state after each block with attention over depth, see `uvit_decay.nn.depth_attention`."""
+        # There is no residual stream. A state is mixed from all sources so far just before a branch or a merge reads
+        # it, and the output of the branch or merge is a further source.
         sources = Sources(self.depth_attention.kind, tokens, 2 * len(blocks))
         state = tokens
         first_reader = len(blocks) - skips

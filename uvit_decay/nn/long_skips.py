@@ -150,7 +150,7 @@ def build_long_skips(config: Mapping[str, Any], shortcuts: decay.Shortcuts, plan
     ones = [1.0] * count
     if not isinstance(scale, str):
         return LongSkips([[float(scale)] * count, ones], 0, plan.tokens)
-    kind, colon, text = scale.partition(":")
+    kind, colon, text = scale.partition(":")  # "kappa:0.7"; without a colon the kind has its default
     check_choice(SKIP_SCALES, skip_scale=kind)
     if kind == "kappa":
         kappa = _parse_value(scale, text) if colon else KAPPA

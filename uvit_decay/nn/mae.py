@@ -210,6 +210,7 @@ class MAE(Encoder, pipeline_tag="image-feature-extraction"):
         states = self._encode(x, masking.visible)
         y = self._decoder_tokens(states[-1], masking.restore)
         for i, block in enumerate(self.decoder_blocks):
+            # Decoder block i reads the state after encoder block L - 2 i: every second one, the last one first.
             if i < len(self.skip):
                 y = self._merge_skip(i, states[len(self.blocks) - 2 * i], y, masking.restore)
             y = self.run_block(block, y, None)

@@ -62,6 +62,8 @@ def check(
 
 def _check_settings(stored: TrainingContents, card: ModelCard, task: LightningModule, where: str, trains: bool) -> None:
     """Raise a UserError that names all differences from the checkpoint that are not allowed."""
+    # 1. Differences of the function: network, path, prediction. If the stored tensors fit all the same, as with another
+    #    path, --resume.allow may name them; otherwise nothing could be loaded.
     function: list[Change] = []
     for part, ours in task.function_spec().items():
         function += compare_specs(part, getattr(card, part), ours)
@@ -72,6 +74,8 @@ def _check_settings(stored: TrainingContents, card: ModelCard, task: LightningMo
         allowable += function
     else:
         fixed += function
+    # 2. Differences of the training, unless step 1 has them already: `model.net.dim` is both a setting and an argument
+    #    of the network.
     if trains:
         known = [change.flag for change in function]
         for change in changes:

@@ -208,6 +208,8 @@ def rotate(folder: Path, keep: int) -> None:
     Files beyond the first missing name stay as they are.
     """
     files = [folder / name for name in list_names(keep)]
+    # The oldest name is overwritten, or the first missing name is filled. Renaming from the oldest to the newest loses
+    # no checkpoint if the program is killed in between: it leaves one missing name, which `finish_rotation` fills.
     gap = keep
     for i in range(1, keep):
         if not files[i].exists():

@@ -30,6 +30,7 @@ class HooksOfTheEnd:
         self.loop = loop
 
     def __call__(self) -> None:
+        # Callbacks evaluate in the hooks at the start and the end of training, and ask for the length of the epochs.
         self.loop.setup_data()
         self.loop.on_run_start()
         self.loop.on_run_end()
@@ -55,6 +56,7 @@ def finish(trainer: Trainer, step: int, flag: str) -> None:
     Raises:
         RunEnded: no result is missing; `flag` is the flag that makes the run longer.
     """
+    # The first process decides for all: on another node the files may not be visible yet.
     missing = trainer.strategy.broadcast(find_missing(trainer, trainer.ckpt_path, step))
     if not missing:
         raise RunEnded(f"the checkpoint is at step {step}, the end of the run: set {flag} higher to resume")

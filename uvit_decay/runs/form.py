@@ -36,6 +36,7 @@ def check_form(contents: Mapping[str, Any], stored: TrainingContents, task: Ligh
         task: task of this run.
         positioned: whether the number of global batches is needed, too.
     """
+    # Lightning compares this version with its own when it loads the file, and fails on other text.
     version = contents[VERSION]
     if not LIGHTNING.fullmatch(version):
         raise ValueError(f"{VERSION} is {version!r:.40}")

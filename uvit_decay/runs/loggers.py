@@ -119,6 +119,8 @@ def continue_records(loggers: Sequence[Logger], run: Path, versions: Mapping[str
         versions: see `list_versions`. A logger that is not in it begins a new record.
         step: the optimizer step from which the run resumes.
     """
+    # The version or ID has to be set before the logger creates its record, which it does at its first use. Of these
+    # classes only ours has a method for it.
     first = next(logger for logger in loggers if makes_folders(logger))
     for name, logger in _name(loggers):
         version = read_version(run) if logger is first else versions.get(name)
@@ -133,6 +135,7 @@ def continue_records(loggers: Sequence[Logger], run: Path, versions: Mapping[str
             logger.log_hyperparams = lambda *_, **__: None  # MLflow refuses to change the parameters of a run
         elif isinstance(logger, WandbLogger) and logger._id is None:
             logger._id = logger._wandb_init["id"] = version
+        # What the earlier launch has logged after the checkpoint will be logged again.
         if isinstance(logger, TensorBoardLogger):
             logger._kwargs["purge_step"] = step + 1
         elif isinstance(logger, CSVLogger):

@@ -87,11 +87,11 @@ def continue_histories(trainer: Trainer, step: int) -> None:
     previous = find_previous_run(trainer)
     if previous is None or trainer.fast_dev_run:
         return
-    folder = run_folder(trainer)
+    folder = run_folder(trainer)  # on all ranks, before the others leave
     if not trainer.is_global_zero:
         return
     if folder.resolve() == previous.resolve():
-        previous = folder
+        previous = folder  # one path: the files are cut in place instead of copied
     for name in _list_histories(trainer.callbacks):
         history.cut(step, previous / name, folder / name)
     history.cut_rows(step, previous / METRICS, folder / METRICS)

@@ -102,6 +102,7 @@ def _find_start(
     start = Start(path, contents["global_step"], None, contents.get("settings") or {})
     # 3. The folder: a run goes on in its own one, from its newest checkpoint and with settings that keep the weights
     #    what they would have been. Everything else is another run, with a folder of its own.
+    #    The cheap questions come first: the last ones read checkpoints as a whole, and load the data.
     run = find_own_run(path, trainer) if trains else None
     if run is None or not keeps_weights(start.settings, task.settings):
         return start

@@ -52,7 +52,7 @@ class LARS(Optimizer):
             for p in group["params"]:
                 if p.grad is None:
                     continue
-                direction = p.grad
+                direction = p.grad  # biases and norms: plain momentum, no decay and no trust ratio
                 if p.ndim >= 2:
                     direction = _scale(p, p.grad, group["weight_decay"], group["trust"])
                 state = self.state[p]

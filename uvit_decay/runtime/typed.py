@@ -46,6 +46,7 @@ def _checked(call: Callable[..., Any], owner: Callable[..., Any]) -> Any:
 
     def check(name: str, value: object) -> Any:
         """Return the value of an argument, converted where that is needed."""
+        # Annotations are read at the first call: at import they may name what is defined later.
         if not hints:
             hints.update(_read_hints(call, owner))
         if name not in hints:

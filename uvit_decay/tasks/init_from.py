@@ -159,6 +159,7 @@ def adapt(net: nn.Module, stored: StoredModel, function: Mapping[str, Any], data
         function: the trained function, see `Task.function_spec`.
         data: the data, set up; their classes are known by name.
     """
+    # 1. Tensors that depend on the data change: `value` is what the network gets, None what it keeps as initialised.
     own = net.state_dict()
     theirs = stored.network([stored.card.net.class_path])
     layers = _find_data_layers(net, own)
@@ -173,6 +174,7 @@ def adapt(net: nn.Module, stored: StoredModel, function: Mapping[str, Any], data
         state[tensor.name] = tensor.value
         if tensor.note:
             notes[tensor.name] = tensor.note
+    # 2. All other tensors are taken by name; names that the file lacks stay new, such as the decoder of an MAE.
     taken = {name: state[name] for name in own if state.get(name) is not None}
     net.load_state_dict(taken, strict=False)
     new = [name for name in own if name not in (*taken, *notes, *NAMES)]

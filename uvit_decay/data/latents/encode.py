@@ -197,6 +197,7 @@ def _encode_shard(
     start = 0
     for images, batch_labels in batches:
         end = start + len(images)
+        # Both orientations are kept: an encoder does not commute with mirroring.
         for side, oriented in enumerate((images, images.flip(-1))):
             moments[start:end, side] = autoencoder.encode(oriented).to("cpu", moments.dtype)
         if not torch.isfinite(moments[start:end]).all():

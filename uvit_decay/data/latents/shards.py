@@ -91,7 +91,7 @@ def _open(
         "pixels": (torch.int64, (count,)),
         "rows": (torch.int64, (count, manifest.row[0])),
     }
-    for key in {"moments", "labels"} | tensors.keys():
+    for key in {"moments", "labels"} | tensors.keys():  # earlier shards lack the others
         actual = None
         if key in tensors:
             actual = (tensors[key].dtype, tuple(tensors[key].shape))

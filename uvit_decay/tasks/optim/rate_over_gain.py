@@ -57,6 +57,7 @@ def rate_factors(net: nn.Module, power: int) -> RateFactors:
     for rows, gain in zip(net.branch_factors(), net.shortcuts.gains, strict=True):
         factor = 1 / gain**power
         for name in (f"{rows.module}.weight", f"{rows.module}.bias"):
+            # A layer may serve several branches by parts of its rows, as SiT's modulation does.
             if rows.parts == 1:
                 factors.of_parameters[name] = factor
                 continue
