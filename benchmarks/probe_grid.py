@@ -41,7 +41,8 @@ def compared(ckpt: Path, data: str, max_train: int, max_test: int) -> None:
     differences("default", scores, wanted)
     differences("converged", logistic_grid(train, y, test, y2, iterations=(60, 40)), wanted)
     best = scores.held_out.argmax()
-    print(f"best cell on held-out samples: test {scores.test[best]:.3f}; best on test: {scores.every_test.max():.3f}")
+    chosen = f"best grid point on held-out samples: test {scores.test[best]:.3f}"
+    print(f"{chosen}; best on test: {scores.every_test.max():.3f}")
 
 
 def large(layers: int = 13, n: int = 50_000, n2: int = 10_000, d: int = 512, classes: int = 100) -> None:

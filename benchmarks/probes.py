@@ -19,13 +19,13 @@ from uvit_decay.representations.options import TIMES, Probing
 from uvit_decay.representations.probing import Prober
 
 CHECKPOINT = Path(__file__).parent.parent / "checkpoints" / "digits.safetensors"
-TOLERANCE = 0.02  # of the accuracies, on average over the cells
+TOLERANCE = 0.02  # of the accuracies, on average over the grid points
 
 Features = tuple[Tensor, Tensor, Tensor, Tensor]  # training (cells, n, d), labels (n,), test, labels
 
 
 def cases(setting: Setting) -> Iterator[Case]:
-    """Yield the grid beside one fit of scikit-learn a cell, and beside its sweep over the same penalties."""
+    """Yield the grid beside one fit of scikit-learn per grid point, and beside its sweep over the same penalties."""
     warnings.filterwarnings("ignore", module="sklearn")
     data = standardised(*features(CHECKPOINT, "digits", setting.size(1400, 1400, 200), 350))
     if setting.quick:
@@ -54,7 +54,7 @@ def features(ckpt: Path, data: str, max_train: int, max_test: int) -> Features:
 
 
 def standardised(train: Tensor, y: Tensor, test: Tensor, y2: Tensor) -> Features:
-    """Return the features with the mean and deviation of each cell's training samples removed."""
+    """Return the features with the mean and deviation of each grid point's training samples removed."""
     mean, std = train.mean(dim=1, keepdim=True), train.std(dim=1, correction=0, keepdim=True)
     return (train - mean) / std, y, (test - mean) / std, y2
 
@@ -69,7 +69,7 @@ def scikit_learn(train: Tensor, y: Tensor, test: Tensor, y2: Tensor, penalties: 
 
 
 def sweep(train: Tensor, y: Tensor, test: Tensor, y2: Tensor, penalties: Sequence[float]) -> Tensor:
-    """Choose each cell's penalty on held-out samples, fit all samples with each; return the chosen test accuracies."""
+    """Choose each grid point's penalty on held-out samples, fit all samples; return the chosen test accuracies."""
     first = round(HELD_OUT * len(y))
     held_out = scikit_learn(train[:, first:], y[first:], train[:, :first], y[:first], penalties)
     every = scikit_learn(train, y, test, y2, penalties)

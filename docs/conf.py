@@ -46,19 +46,19 @@ autodoc_inherit_docstrings = False  # those of Lightning are not ours
 templates_path = ["_templates"]
 autodoc_member_order = "bysource"
 add_module_names = False
-ROOMS = {name: import_module(f"uvit_decay.{name}") for name in uvit_decay.ROOMS}
+SUBPACKAGES = {name: import_module(f"uvit_decay.{name}") for name in uvit_decay.SUBPACKAGES}
 KINDS = ((inspect.isclass, "autoclass"), (inspect.isroutine, "autofunction"), (lambda _: True, "py:data"))
 
 
-def directives(room: ModuleType) -> dict[str, str]:
-    """Return the public names of a room, and the directive that documents each; names of another room are left out."""
-    modules = getattr(room, "MODULES", {})
-    own = [name for name in room.__all__ if not modules.get(name, "").startswith(".")]
-    named = {name: getattr(room, name) for name in own}
+def directives(package: ModuleType) -> dict[str, str]:
+    """Return the public names of a subpackage, without re-exported ones, and the directive that documents each."""
+    modules = getattr(package, "MODULES", {})
+    own = [name for name in package.__all__ if not modules.get(name, "").startswith(".")]
+    named = {name: getattr(package, name) for name in own}
     return {name: next(kind for fits, kind in KINDS if fits(value)) for name, value in named.items()}
 
 
-EXPORTED = {room.__name__: directives(room) for room in ROOMS.values()}
+EXPORTED = {package.__name__: directives(package) for package in SUBPACKAGES.values()}
 PLACES: dict[str, set[str]] = {}  # public name -> the full names of what has it
 for package_name, names in EXPORTED.items():
     for public in names:
@@ -66,15 +66,15 @@ for package_name, names in EXPORTED.items():
 
 autosummary_context = {
     "exported": EXPORTED,
-    "short": {name: f"uvit_decay.{room}.{name}" for name, room in uvit_decay.MODULES.items() if room in ROOMS},
-    "only_here": [name for name, room in uvit_decay.MODULES.items() if room not in ROOMS],
+    "short": {name: f"uvit_decay.{home}.{name}" for name, home in uvit_decay.MODULES.items() if home in SUBPACKAGES},
+    "only_here": [name for name, home in uvit_decay.MODULES.items() if home not in SUBPACKAGES],
 }
 nitpick_ignore_regex = [
     ("py:.*", r"(?!uvit_decay\.).*"),  # other libraries' inventories would need a network
-    ("py:.*", r"uvit_decay\.(\w+\.){2,}\w+"),  # types in signatures that no room exports
-    ("py:.*", rf"uvit_decay\.(?!({'|'.join(ROOMS)})\.)\w+\.\w+"),  # those of modules beside the rooms
+    ("py:.*", r"uvit_decay\.(\w+\.){2,}\w+"),  # types in signatures that no subpackage exports
+    ("py:.*", rf"uvit_decay\.(?!({'|'.join(SUBPACKAGES)})\.)\w+\.\w+"),  # types of modules beside the subpackages
 ]
-suppress_warnings = ["ref.python"]  # short names that two rooms have; names that nothing has are still reported
+suppress_warnings = ["ref.python"]  # short names that two subpackages have; names that nothing has are still reported
 
 
 def find_target(code: str, name: str, obj: object) -> str | None:

@@ -73,8 +73,8 @@ def test_lightning_is_imported_where_runs_are_made_and_nowhere_else():
     assert {path.relative_to(PACKAGE).parts[0] for path in users} == WITH_LIGHTNING
 
 
-def test_what_samples_judges_features_compares_runs_and_reads_official_files_loads_no_lightning_at_all():
-    modules = [path for room in ("representations", "compare") for path in (PACKAGE / room).glob("[a-z]*.py")]
+def test_what_samples_evaluates_compares_runs_and_reads_official_files_loads_no_lightning_at_all():
+    modules = [path for name in ("representations", "compare") for path in (PACKAGE / name).glob("[a-z]*.py")]
     names = ["uvit_decay.checkpoint.convert", "uvit_decay.generation.samples"]
     names += [f"uvit_decay.{path.parent.name}.{path.stem}" for path in modules]
     program = f"import {', '.join(names)}, sys; assert 'lightning' not in sys.modules"

@@ -19,11 +19,11 @@ NAMES = {
     *("DiffusionTask", "MAETask", "ClassifyTask", "Samples", "generate"),
     *("EMA", "LinearProbes", "GenerationMetrics", "Preview"),
 }
-ROOMS = {path.parent.name for path in (ROOT / "uvit_decay").glob("*/__init__.py")}
+SUBPACKAGES = {path.parent.name for path in (ROOT / "uvit_decay").glob("*/__init__.py")}
 
 
 def test_these_are_the_public_names():
-    assert set(uvit_decay.__all__) == NAMES | ROOMS | {"__version__"}
+    assert set(uvit_decay.__all__) == NAMES | SUBPACKAGES | {"__version__"}
     assert set(uvit_decay.__all__) <= set(dir(uvit_decay))
     with pytest.raises(AttributeError):
         uvit_decay.not_there  # noqa: B018
@@ -45,20 +45,20 @@ def test_each_name_can_be_the_first_that_is_imported(programs, tmp_path):
     assert json.loads(program.stdout) == [], program.stderr
 
 
-@pytest.mark.parametrize("room", sorted(ROOMS))
-def test_a_room_says_what_is_public_in_it(room):
-    package = import_module(f"uvit_decay.{room}")
+@pytest.mark.parametrize("name", sorted(SUBPACKAGES))
+def test_a_subpackage_lists_its_public_names(name):
+    package = import_module(f"uvit_decay.{name}")
     assert len(set(package.__all__)) == len(package.__all__)
-    for name in package.__all__:
-        assert getattr(package, name).__class__.__name__ != "module"
+    for public in package.__all__:
+        assert getattr(package, public).__class__.__name__ != "module"
     if hasattr(package, "MODULES"):  # imported when they are used: a module of the same name would hide one
-        files = {path.stem for path in (ROOT / "uvit_decay" / room).iterdir()}
+        files = {path.stem for path in (ROOT / "uvit_decay" / name).iterdir()}
         assert not files & set(package.__all__)
 
 
-def test_the_pages_of_the_api_are_those_of_the_rooms_with_public_names():
+def test_the_api_has_a_page_for_each_subpackage_with_public_names():
     listed = re.findall(r"^   uvit_decay\.(\w+)$", (ROOT / "docs" / "api" / "index.md").read_text(), re.MULTILINE)
-    assert set(listed) == {room for room in ROOMS if import_module(f"uvit_decay.{room}").__all__}
+    assert set(listed) == {package for package in SUBPACKAGES if import_module(f"uvit_decay.{package}").__all__}
 
 
 def test_load_gives_the_network_and_its_card():

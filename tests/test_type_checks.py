@@ -13,7 +13,7 @@ from uvit_decay.nn import ResNet, SiT, UViT, ViT
 from uvit_decay.representations import knn_accuracy, spectrum_entropy
 from uvit_decay.runtime.errors import UserError
 
-ROOMS = ("decay", "nn", "diffusion", "metrics", "evaluation", "representations")
+SUBPACKAGES = ("decay", "nn", "diffusion", "metrics", "evaluation", "representations")
 INNER_LOOPS = {
     *("decay.schedule", "nn.base", "nn.block", "nn.embed", "nn.inputs"),
     *("diffusion.denoiser", "diffusion.ode", "diffusion.sde", "diffusion.dpm_solver"),
@@ -34,18 +34,18 @@ WRONG = {  # calls of public functions with one tensor whose shape the signature
 }
 
 
-def list_modules(room: str) -> set[str]:
-    folder = ROOT / "uvit_decay" / room
-    return {f"{room}.{module.name}" for module in pkgutil.iter_modules([str(folder)]) if not module.ispkg}
+def list_modules(package: str) -> set[str]:
+    folder = ROOT / "uvit_decay" / package
+    return {f"{package}.{module.name}" for module in pkgutil.iter_modules([str(folder)]) if not module.ispkg}
 
 
 def test_every_module_but_the_inner_loops_is_checked(request):
     option = request.config.getoption("--jaxtyping-packages")
     checked = {name.removeprefix("uvit_decay.") for name in option.split(",")}
-    for room in ROOMS:
-        modules = list_modules(room)
-        expected = {room} if not modules & INNER_LOOPS and room in checked else modules - INNER_LOOPS
-        assert {name for name in checked if name.partition(".")[0] == room} == expected
+    for package in SUBPACKAGES:
+        modules = list_modules(package)
+        expected = {package} if not modules & INNER_LOOPS and package in checked else modules - INNER_LOOPS
+        assert {name for name in checked if name.partition(".")[0] == package} == expected
 
 
 @pytest.mark.parametrize("call", WRONG.values(), ids=WRONG)

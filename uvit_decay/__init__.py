@@ -1,13 +1,13 @@
 """Diffusion transformers with decayed identity shortcuts: x <- alpha_l x + f_l(x).
 
-Public are the names of `__all__` here, and in each room, such as `uvit_decay.nn` and `uvit_decay.diffusion`, the names
-of its `__all__`. `import uvit_decay` imports no room, and no torch: a name is imported when it is first used.
+Public names are listed in `__all__`, here and in each subpackage, such as `uvit_decay.nn` and `uvit_decay.diffusion`.
+`import uvit_decay` imports no subpackage and no torch: a name is imported when it is first used.
 """
 
 from importlib import import_module
 from typing import Any
 
-ROOMS = (
+SUBPACKAGES = (
     "callbacks",
     "checkpoint",
     "commands",
@@ -27,7 +27,7 @@ ROOMS = (
     "runtime",
     "tasks",
 )
-MODULES = {  # public name -> the room or module of this package that has it
+MODULES = {  # public name -> the subpackage or module that has it
     "UViT": "nn",
     "SiT": "nn",
     "MAE": "nn",
@@ -48,16 +48,16 @@ MODULES = {  # public name -> the room or module of this package that has it
     "GenerationMetrics": "callbacks",
     "Preview": "callbacks",
 }
-__all__ = ["__version__", *MODULES, *ROOMS]
+__all__ = ["__version__", *MODULES, *SUBPACKAGES]
 
 
 def __getattr__(name: str) -> Any:
-    """Import and return a public name or a room; `__version__` is the version of the installed package."""
+    """Import and return a public name or a subpackage; `__version__` is the version of the installed package."""
     if name == "__version__":
         from importlib.metadata import version
 
         return version(__name__)
-    if name in ROOMS:
+    if name in SUBPACKAGES:
         return import_module(f"{__name__}.{name}")
     if name not in MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -70,7 +70,7 @@ def test_what_nothing_measures_is_refused(tmp_path):
         BestCheckpoint("a b")
 
 
-def test_an_evaluation_is_judged_once_whatever_the_micro_batches(tmp_path, caplog):
+def test_an_evaluation_counts_once_whatever_the_micro_batches(tmp_path, caplog):
     fit(tmp_path, Measured(2), BestCheckpoint("nonsense"), max_steps=5, data=Digits(32, device_batch_size=8))
     lines = [line for line in caplog.messages if line.startswith("BestCheckpoint") and "nonsense" in line]
     assert len(lines) == 3  # at steps 2 and 4, and at the end

@@ -16,7 +16,7 @@ from uvit_decay.metrics.extractors import Extractor, Features
 from uvit_decay.runs import history
 
 
-def test_an_extractor_that_needs_no_training_images_judges_a_set_in_memory(tmp_path):
+def test_an_extractor_that_needs_no_training_images_evaluates_a_set_in_memory(tmp_path):
     class Pixels(Extractor):
         """Like Inception: ready as it is, with classes of its own."""
 
@@ -71,7 +71,7 @@ class Colours(Extractor):
         return Features(torch.cat([places, places[:, :16]], 1))
 
 
-def test_samples_of_latents_are_judged_decoded_against_images(encoded, image_dir, tmp_path, monkeypatch):
+def test_samples_of_latents_are_evaluated_decoded_against_images(encoded, image_dir, tmp_path, monkeypatch):
     """The autoencoder is on the device during evaluations only."""
     copies, on = [], Autoencoder.on
 
@@ -83,10 +83,10 @@ def test_samples_of_latents_are_judged_decoded_against_images(encoded, image_dir
     monkeypatch.setattr(Autoencoder, "on", remembered)
     data = Latents(str(encoded), batch_size=11, num_workers=0)
     trained = {"max_steps": 4, "task": latent_task(), "data": data}
-    judged = {"num": 12, "reference": str(image_dir), "allow_few": True, "every_n_steps": 2}
+    options = {"num": 12, "reference": str(image_dir), "allow_few": True, "every_n_steps": 2}
     with raises_user_error("reference"):
         fit(tmp_path / "without", GenerationMetrics(Colours(), num=12), **trained)
-    metrics = GenerationMetrics(Colours(), **judged)
+    metrics = GenerationMetrics(Colours(), **options)
     fit(tmp_path, metrics, **trained)
     gc.collect()
     assert [copied() for copied in copies] == [None, None]

@@ -69,10 +69,10 @@ def test_no_flag_of_the_parser_is_refused(flags):
 
 
 def _find_classes():
-    """All classes of the rooms of which a configuration names classes for the groups model and data."""
-    for room in (nn, tasks, data, diffusion, callbacks):
-        for name in room.__all__:
-            value = getattr(room, name)
+    """Return the classes that a configuration may name in the groups model and data."""
+    for package in (nn, tasks, data, diffusion, callbacks):
+        for name in package.__all__:
+            value = getattr(package, name)
             if inspect.isclass(value):
                 yield value
     yield uvit_decay.tasks.base.Optimization

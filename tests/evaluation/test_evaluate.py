@@ -81,7 +81,7 @@ def test_statistics_stand_in_for_the_reference(forms, tmp_path, monkeypatch, cap
     assert values(tmp_path, "images.json")["fd"] == pytest.approx(values(tmp_path, "stats.json")["fd"], rel=1e-12)
 
 
-def test_a_checkpoint_is_judged_as_it_samples(trained, tmp_path, monkeypatch):
+def test_a_checkpoint_is_evaluated_as_it_samples(trained, tmp_path, monkeypatch):
     base = ["--ckpt", trained, "--steps", 3, "--seed", 4]
     evaluate(monkeypatch, tmp_path, "generation", *base, "--num", 120, *DIGITS, "--kid-subset", 50,
              "--save-samples", "samples.npz", "--out", "direct.json")  # fmt: skip

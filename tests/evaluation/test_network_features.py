@@ -29,9 +29,9 @@ REFERENCE = ["--reference", "digits:train"]
 
 
 @pytest.fixture(scope="module")
-def judge(tmp_path_factory):
+def classifier(tmp_path_factory):
     """A small ResNet that has seen some digits."""
-    folder = tmp_path_factory.mktemp("judge")
+    folder = tmp_path_factory.mktemp("classifier")
     torch.manual_seed(0)
     net = ResNet(8, 1, width=2, depth=7, num_classes=10, stem="cifar", pixels="unit")
     task = ClassifyTask(net, optim=Optimization(3e-3, warmup_steps=5))
@@ -43,14 +43,14 @@ def report(folder):
     return json.loads((folder / "report.json").read_text())
 
 
-def test_test_images_are_as_good_as_the_real_images_beside_them(judge, digits, tmp_path, monkeypatch, capsys):
-    evaluate(monkeypatch, tmp_path, "generation", "--samples", "digits:test", *REFERENCE, "--features", judge,
+def test_test_images_are_as_good_as_the_real_images_beside_them(classifier, digits, tmp_path, monkeypatch, capsys):
+    evaluate(monkeypatch, tmp_path, "generation", "--samples", "digits:test", *REFERENCE, "--features", classifier,
              "--metrics", "fd,prc", "--out", "report.json")  # fmt: skip
     found = report(tmp_path)
     assert set(found["values"]) == {"fd", "precision", "recall", "label_consistency"}
     assert found["ceiling"]["values"] == found["values"]
     images, labels = digits.test[list(range(len(digits.test)))]
-    net = checkpoint.load(judge).net
+    net = checkpoint.load(classifier).net
     with torch.no_grad():
         accuracy = float((net(to_float(images)).argmax(1) == labels).double().mean())
     assert found["values"]["label_consistency"] == pytest.approx(accuracy, abs=0.003)
@@ -61,17 +61,17 @@ def test_test_images_are_as_good_as_the_real_images_beside_them(judge, digits, t
     assert found["protocol"]["features"]["network"] == "ResNet"
     assert "8x8x1" in found["protocol"]["features"]["input"]
     find_line(capsys.readouterr().out, "label_consistency", "real images")
-    export_file(judge, tmp_path / "judge.safetensors")
-    exported = NetworkFeatures(str(tmp_path / "judge.safetensors"))
+    export_file(classifier, tmp_path / "classifier.safetensors")
+    exported = NetworkFeatures(str(tmp_path / "classifier.safetensors"))
     assert exported.name.endswith(extractor.rpartition("-")[2])
-    assert exported.name.startswith("judge-")
+    assert exported.name.startswith("classifier-")
 
 
-@pytest.mark.parametrize("features", ["small-cnn", "JUDGE"])
-def test_numbers_of_training_are_computed_again(judge, features, tmp_path, monkeypatch):
+@pytest.mark.parametrize("features", ["small-cnn", "CLASSIFIER"])
+def test_numbers_of_training_are_computed_again(classifier, features, tmp_path, monkeypatch):
     """In the same features, which training names like the command."""
     trained_once(monkeypatch)
-    name = str(judge) if features == "JUDGE" else features
+    name = str(classifier) if features == "CLASSIFIER" else features
     metrics = GenerationMetrics(name, num=40, metrics=["fd"], allow_few=True)
     fit(tmp_path, LastCheckpoint(), metrics, max_steps=3)
     (line,) = history.read(tmp_path / "generation.jsonl")
@@ -84,9 +84,9 @@ def test_numbers_of_training_are_computed_again(judge, features, tmp_path, monke
     assert set(found["ceiling"]["values"]) == {"fd", "label_consistency"}
 
 
-def test_other_classes_have_no_consistency(judge, tmp_path, monkeypatch, capsys):
+def test_other_classes_have_no_consistency(classifier, tmp_path, monkeypatch, capsys):
     save_npz(tmp_path / "samples.npz", [digit_images(40)], 40, [i % 12 for i in range(40)])
-    evaluate(monkeypatch, tmp_path, "generation", "--samples", "samples.npz", *REFERENCE, "--features", judge,
+    evaluate(monkeypatch, tmp_path, "generation", "--samples", "samples.npz", *REFERENCE, "--features", classifier,
              "--metrics", "fd", "--ceiling", "digits:test", "--out", "report.json")  # fmt: skip
     assert set(report(tmp_path)["values"]) == {"fd"}
     assert set(report(tmp_path)["ceiling"]["values"]) == {"fd", "label_consistency"}
@@ -102,17 +102,17 @@ def test_other_classes_have_no_consistency(judge, tmp_path, monkeypatch, capsys)
         (["--features", "foreign.safetensors"], "foreign.safetensors"),
         (["--features", "timm:nothing=foreign.safetensors"], ("timm", "nothing")),
         (["--features", ROOT / "checkpoints" / "digits.safetensors"], ("digits.safetensors", "UViT", "classifier")),
-        (["--features", "JUDGE", "--feature-precision", "bf16"], "--feature-precision bf16"),
-        (["--features", "JUDGE", "--num", "9"], ("9", "fd", "17")),
+        (["--features", "CLASSIFIER", "--feature-precision", "bf16"], "--feature-precision bf16"),
+        (["--features", "CLASSIFIER", "--num", "9"], ("9", "fd", "17")),
         (["--features", "small-cnn", "--reference", "unlabelled.npz"], ("small-cnn", "unlabelled.npz", "classes")),
-        (["--features", "JUDGE", "--metrics", "fd", "--ceiling", "few.npz"], ("few", "9", "fd")),
+        (["--features", "CLASSIFIER", "--metrics", "fd", "--ceiling", "few.npz"], ("few", "9", "fd")),
     ],
 )
-def test_what_has_no_features_is_one_line(judge, options, message, tmp_path, monkeypatch, capsys):
+def test_what_has_no_features_is_one_line(classifier, options, message, tmp_path, monkeypatch, capsys):
     save_file({"weight": torch.zeros(2)}, tmp_path / "foreign.safetensors")
     for name, count in (("few", 9), ("unlabelled", 40)):
         save_npz(tmp_path / f"{name}.npz", [digit_images(count)], count)
-    options = [judge if option == "JUDGE" else option for option in options]
+    options = [classifier if option == "CLASSIFIER" else option for option in options]
     samples = "digits:test"
     if "--num" in options:
         options, samples = options[:2], "few.npz"

@@ -14,7 +14,7 @@ MOST = 10  # tries of each program
 RESUMED = ("latents", "samples", "cache")  # folders of parts, which must not exist before
 
 
-def rooms(expected: dict[str, bytes], exhaustive: bool) -> list[int]:
+def free_pages(expected: dict[str, bytes], exhaustive: bool) -> list[int]:
     """Pages that are free before a start: one fault at random for the largest file, or at every write."""
     pages = [-(-len(data) // PAGE) for data in expected.values()]
     if not exhaustive:
@@ -47,19 +47,19 @@ def check_files(folder: Path, expected: dict[str, bytes]) -> None:
 def test_a_disk_that_is_read_only_or_full_loses_nothing(small_programs, disk, tmp_path, name, exhaustive):
     skip_unless_tried(name, exhaustive)
     expected, _ = small_programs.undisturbed(name, tmp_path / "undisturbed")
-    for room in rooms(expected, exhaustive):
-        folder = with_old_files(disk.folder / str(room), expected)
+    for pages in free_pages(expected, exhaustive):
+        folder = with_old_files(disk.folder / str(pages), expected)
         before = contents(folder)
         disk.forbid()
         forbidden = small_programs.start(name, folder)
         check_line(forbidden, "Read-only file system")
         assert contents(folder) == before
-        disk.leave(room)
+        disk.leave(pages)
         full = small_programs.start(name, folder)
         code = full.wait()
         disk.leave(PLENTY)
-        if code == 0 and room:
-            continue  # there was room enough
+        if code == 0 and pages:
+            continue  # there was enough space
         check_line(full, "No space left on device")
         check_files(folder, expected)
         again = small_programs.start(name, folder)

@@ -12,7 +12,7 @@ from refusals import raises_user_error
 from uvit_decay.metrics import mind
 from uvit_decay.runtime.random import normal
 
-module = import_module("uvit_decay.metrics.mind")  # the room has the function by this name
+module = import_module("uvit_decay.metrics.mind")  # the subpackage has the function by this name
 
 
 def features(n, d=8, seed=0, shift=0.0):

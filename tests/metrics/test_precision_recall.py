@@ -8,7 +8,7 @@ from refusals import raises_user_error
 
 from uvit_decay.metrics.precision_recall import find_covered, nearest, precision_recall
 
-module = import_module("uvit_decay.metrics.precision_recall")  # the room has the function by this name
+module = import_module("uvit_decay.metrics.precision_recall")  # the subpackage has the function by this name
 
 
 def features(n, d=16, seed=0, scale=1.0):

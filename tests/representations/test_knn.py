@@ -14,7 +14,7 @@ CLASSES, CELLS, N, N2, D = 5, 3, 203, 97, 8
 
 @pytest.fixture(scope="module")
 def data():
-    """Cells with a little more signal each."""
+    """Grid points with a little more signal each."""
     g = torch.Generator().manual_seed(0)
     y, y2 = torch.randint(CLASSES, (N,), generator=g), torch.randint(CLASSES, (N2,), generator=g)
     means, strength = torch.randn(CLASSES, D, generator=g), torch.tensor([0.0, 0.5, 1.0])[:, None, None]
@@ -129,7 +129,7 @@ def test_only_a_copy_to_an_accelerator_does_not_wait(data):
     train, y, test, y2 = data
     with Copies() as copies:
         knn_accuracy(train, y, test, y2)
-    assert len(copies.without_waiting) >= 1 + CELLS  # the labels, and the features of each cell
+    assert len(copies.without_waiting) >= 1 + CELLS  # the labels, and the features of each grid point
     assert not any(copies.without_waiting)
     with Copies() as copies:
         find_neighbours(train[0], test[0].to("meta"), 5)

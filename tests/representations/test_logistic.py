@@ -57,7 +57,7 @@ def equal(one, other, cells=slice(None)):
 
 @pytest.fixture(scope="module")
 def overlapping():
-    """Cells of mixed difficulty, correlated features of very different sizes, classes of uneven frequency."""
+    """Grid points of mixed difficulty, correlated features of very different sizes, classes of uneven frequency."""
     y, y2 = labels(500, 1), labels(400, 2)
     y[:150], y2[:100] = 0, 0
     mix = noise(12, 12, seed=7) * torch.logspace(-2, 2, 12)

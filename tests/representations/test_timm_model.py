@@ -108,7 +108,7 @@ def test_a_timm_model_is_probed(file, image_dir, tmp_path, monkeypatch, capsys):
     assert protocol["test images"].startswith(f"{image_dir}; ")  # and that they are the training images
     rows = [line.split(",")[:4] for line in (folder / "probes.csv").read_text().splitlines()[1:]]
     assert rows == [["3", "blocks.2", "encoder", "0.0"], ["6", "blocks.5", "encoder", "0.0"]]
-    assert "best cell: blocks." in capsys.readouterr().out
+    assert "best grid point: blocks." in capsys.readouterr().out
 
 
 def test_options_that_a_timm_model_does_not_have_are_refused(file, image_dir, tmp_path, monkeypatch, capsys):

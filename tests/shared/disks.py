@@ -27,7 +27,7 @@ class Disk:
         (folder / "some").write_bytes(b"x")
 
     def leave(self, pages: int) -> None:
-        """Make it writable, with room for so many pages."""
+        """Make it writable, with space for this number of pages."""
         state = os.statvfs(self.folder)
         size = (state.f_blocks - state.f_bfree + pages) * PAGE
         self._remount(f"rw,size={size}")

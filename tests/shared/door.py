@@ -139,15 +139,15 @@ def main() -> None:
 
 def find_uncalled() -> Iterator[str]:
     """Yield the public names that should be called here and are not."""
-    for name in sorted(set(u.__all__) - set(u.ROOMS) - {"__version__"}):
+    for name in sorted(set(u.__all__) - set(u.SUBPACKAGES) - {"__version__"}):
         if getattr(u, name) not in CALLS:
             yield name
-    for room in u.ROOMS:
-        module = import_module(f"uvit_decay.{room}")
+    for package in u.SUBPACKAGES:
+        module = import_module(f"uvit_decay.{package}")
         for name in module.__all__:
             value = getattr(module, name)
             if is_decorated(value) and value not in CALLS and name not in OBJECTS.split():
-                yield f"{room}.{name}"
+                yield f"{package}.{name}"
 
 
 def is_decorated(value: Any) -> bool:

@@ -15,7 +15,7 @@ def main() -> None:
 
     import uvit_decay
 
-    groups = {room: [room] for room in uvit_decay.ROOMS}
+    groups = {package: [package] for package in uvit_decay.SUBPACKAGES}
     for name, home in uvit_decay.MODULES.items():
         groups.setdefault(f"a name of {home}", []).append(name)
     failed = []
@@ -30,14 +30,14 @@ def main() -> None:
 
 
 def import_names(names: list[str]) -> None:
-    """Import public names of the package, and those of each room among them; end with an error if one fails."""
+    """Import the public names of the package and of its subpackages; end with an error if one fails."""
     import uvit_decay
 
     assert not [name for name in sys.modules if name.startswith("uvit_decay.")], "something was imported before"
     try:
         for name in names:
             value = getattr(uvit_decay, name)
-            if name in uvit_decay.ROOMS:
+            if name in uvit_decay.SUBPACKAGES:
                 for inner in value.__all__:
                     getattr(value, inner)
     except BaseException:

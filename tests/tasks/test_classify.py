@@ -196,7 +196,7 @@ def test_a_configuration_trains_and_is_validated_from_the_command_line(tmp_path,
     assert "val/top5" in capsys.readouterr().out
 
 
-def test_an_average_of_the_weights_is_what_is_judged(tmp_path):
+def test_an_average_of_the_weights_is_evaluated(tmp_path):
     task = fine_tuning()
     trainer = tiny_trainer(tmp_path, EMA(0.9), max_steps=4, **VALIDATION)
     trainer.fit(task, Digits(32))

@@ -30,14 +30,15 @@ LEAST = 20  # images of each class, if the number is sized to the run
 
 @check_types
 class LinearProbes(Periodic):
-    """Linear classifier, k nearest neighbours and effective rank of pooled features, for each cell (layer, t).
+    """Linear classifier, k nearest neighbours and effective rank of pooled features, for each grid point (layer, t).
 
     Features are computed with the EMA weights if the run keeps them. A denoiser gets the null label and one fixed noise
-    for each image and noise level. An encoder, such as an MAE's, sees clean images; its cells have t = 0. The l2
-    penalty and the best cell are chosen on a held-out part of the training images. Writes the newest cells to
-    probes.csv and probes.png, and adds a line to probes.jsonl. With `noise_draws`, the noise share of each cell is
-    measured, too, and drawn in noise_share.png. Logs the test accuracy of the best cell, and the scores of the tracked
-    layer, averaged over the noise levels. On a CPU, cores that torch's threads leave idle compute further noise levels.
+    for each image and noise level. An encoder, such as an MAE's, sees clean images; its grid points have t = 0. The l2
+    penalty and the best grid point are chosen on a held-out part of the training images. Writes the newest grid points
+    to probes.csv and probes.png, and adds a line to probes.jsonl. With `noise_draws`, the noise share of each grid
+    point is measured, too, and drawn in noise_share.png. Logs the test accuracy of the best grid point, and the scores
+    of the tracked layer, averaged over the noise levels. On a CPU, cores that torch's threads leave idle compute
+    further noise levels.
 
     Args:
         times: noise levels t in (0, 1) of a denoiser; null: 0.01, 0.03, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5. Leave them out
@@ -169,6 +170,7 @@ class LinearProbes(Periodic):
             log_picture(trainer, self.folder / NOISE_SHARE_PICTURE)
         record(trainer, self.folder / PROBES, values, metadata, logged)
         rank_zero_info(
-            f"LinearProbes at step {trainer.global_step}: best cell {best['name']} at t = {best['t']:g}: test accuracy "
-            f"{best['test_accuracy']:.3f}, nearest neighbours {best['knn_accuracy']:.3f}; {layer}: {', '.join(shown)}"
+            f"LinearProbes at step {trainer.global_step}: best grid point {best['name']} at t = {best['t']:g}: "
+            f"test accuracy {best['test_accuracy']:.3f}, nearest neighbours {best['knn_accuracy']:.3f}; "
+            f"{layer}: {', '.join(shown)}"
         )

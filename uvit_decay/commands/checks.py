@@ -89,7 +89,7 @@ class Parser(LightningArgumentParser):
 
 
 def _name_stored_path(found: re.Match[str]) -> str:
-    """Return a class path of SHORT_PATH as configurations have it: by its room, or for a noise path by its module."""
+    """Return a class path of SHORT_PATH as configurations have it: by its subpackage, a noise path by its module."""
     package, name = found[1], found[2]
     module = SHORTENED[package].get(name)
     if module is None:

@@ -52,7 +52,7 @@ def schedule_type() -> Any:
     return Literal[*SHORTCUTS, *DEPTH_ATTENTION] | Sequence[float | Sequence[float]] | Callable[[int], Numbers]
 
 
-Schedule = str | Numbers | Callable[[int], Numbers]  # for annotations in this room, where names are looked up when used
+Schedule = str | Numbers | Callable[[int], Numbers]  # for annotations; its names are looked up when used
 MOST_BLOCKS = 100_000
 Granularity = Literal["branch", "block"]
 Index = Literal["code", "v2", "v1"]

@@ -34,7 +34,7 @@ TEST = "test_accuracy"
 NOISE_SHARE = "noise_share"
 NOISE_SHARE_PICTURE = "noise_share.png"
 BEST_ON_TEST = "best_on_test_accuracy"
-PLACE = ("layer", "name", "kind", "t")  # columns of probes.csv that identify a cell; all others are scores
+PLACE = ("layer", "name", "kind", "t")  # columns of probes.csv that identify a grid point; all others are scores
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Grid:
         scores: the scores by name.
         protocol: everything that the scores depend on except the weights, as plain values.
         spread: standard deviations over the draws by name; empty for one draw.
-        chosen_by: the score that chooses the best cell. If it is `test_accuracy`, this accuracy is biased upwards.
+        chosen_by: the score that chooses the best grid point. If it is `test_accuracy`, this is biased upwards.
     """
 
     layers: Mapping[int, Layer]
@@ -82,11 +82,11 @@ class Grid:
 
     @property
     def best_is_on_test(self) -> bool:
-        """True if the best cell is chosen by its accuracy on the test images."""
+        """True if the best grid point is chosen by its accuracy on the test images."""
         return self.chosen_by == TEST
 
     def best(self, name: str | None = None) -> tuple[int, int]:
-        """Return (level, column) of the best cell, by a score or by `chosen_by`."""
+        """Return (level, column) of the best grid point, by a score or by `chosen_by`."""
         values = self.scores[name or self.chosen_by]
         return divmod(int(values.argmax()), len(self.layers))
 
@@ -103,9 +103,9 @@ class Grid:
         return averages
 
     def summary(self) -> dict[str, Any]:
-        """Return the best cell, and the best test scores of all cells, as plain values.
+        """Return the best grid point, and the best test scores of all grid points, as plain values.
 
-        If the best cell was chosen by its test accuracy, this accuracy is called `best_on_test_accuracy`.
+        If the best grid point was chosen by its test accuracy, this accuracy is called `best_on_test_accuracy`.
         """
         summary = self._cell(*self.best())
         if self.best_is_on_test:
@@ -118,7 +118,7 @@ class Grid:
         return summary
 
     def number(self, weights: str) -> str:
-        """Return the complete name of the best cell's accuracy, one line: everything to be stated with the number.
+        """Return the complete name of the best accuracy, one line: everything to be stated with the number.
 
         Without accuracies, the line describes the noise shares.
         """
@@ -132,15 +132,15 @@ class Grid:
             images = f"t of {levels}, {protocol['noise']}"
         if not self.classified:
             return f"noise share of token states, {network}, {images}, seed {protocol['seed']}"
-        cells = len(self.times) * len(self.layers)
+        count = len(self.times) * len(self.layers)
         chosen_on = "the test images (best_on_test)" if self.best_is_on_test else "held-out training images"
         return (
             f"probe protocol {protocol['protocol']}, {network}, pool {protocol['pool']}, {images}, "
-            f"seed {protocol['seed']}, best of {cells} cells on {chosen_on}"
+            f"seed {protocol['seed']}, best of {count} grid points on {chosen_on}"
         )
 
     def _cell(self, level: int, column: int) -> dict[str, Any]:
-        """Return the place of a cell, its scores and their spread, as plain values."""
+        """Return the place of a grid point, its scores and their spread, as plain values."""
         number = list(self.layers)[column]
         layer = self.layers[number]
         cell: dict[str, Any] = {
@@ -156,7 +156,7 @@ class Grid:
         return cell
 
     def text(self, weights: str) -> str:
-        """Return the best cell and the noise shares, in lines for people."""
+        """Return the best grid point and the noise shares, in lines for people."""
         lines = [self.number(weights)]
         if self.classified:
             lines += self._best_lines()
@@ -167,14 +167,14 @@ class Grid:
         return "\n".join(lines)
 
     def _best_lines(self) -> list[str]:
-        """Return the best cells by accuracy and by CKNNA, in lines for people."""
+        """Return the best grid points by accuracy and by CKNNA, in lines for people."""
         best = self.summary()
         where = f"{best['name']} at t = {best['t']:g}"
         lines = []
         if self.best_is_on_test:
             lines.append(f"best on test: {where}: {_format_score(best, BEST_ON_TEST)}")
         else:
-            lines.append(f"best cell: {where}: test accuracy {_format_score(best, TEST)}")
+            lines.append(f"best grid point: {where}: test accuracy {_format_score(best, TEST)}")
             lines.append(f"best on test, as papers report it: {best['best_on_test_accuracy_of_all_cells']:.4f}")
         if "cknna" in self.scores:
             cell = self._cell(*self.best("cknna"))
@@ -238,7 +238,7 @@ class Grid:
             self._heat_map(folder / "cknna.png", "cknna", title, self.best("cknna"))
 
     def _heat_map(self, path: Path, name: str, title: str, marked: tuple[int, int] | None = None) -> None:
-        """Draw a score, times 100, with a frame around the cell `marked`, (level, column), if any."""
+        """Draw a score, times 100, with a frame around the grid point `marked`, (level, column), if any."""
         rows = [f"{number} {layer.name}" for number, layer in self.layers.items()]
         if self.times == (0.0,):
             columns = ["clean images"]
@@ -258,7 +258,7 @@ class Grid:
 
 
 def _write_csv(path: Path, cells: list[dict[str, Any]]) -> None:
-    """Write one line per cell, below a line of names; scores have six digits."""
+    """Write one line per grid point, below a line of names; scores have six digits."""
     lines = [",".join(cells[0])]
     for cell in cells:
         words = []
@@ -271,7 +271,7 @@ def _write_csv(path: Path, cells: list[dict[str, Any]]) -> None:
 
 
 def _format_score(cell: Mapping[str, Any], name: str) -> str:
-    """Return a score of a cell, with its standard deviation over draws if there is one."""
+    """Return a score of a grid point, with its standard deviation over draws if there is one."""
     text = f"{cell[name]:.4f}"
     if f"{name}_std" in cell:
         text += f" +- {cell[f'{name}_std']:.4f}"

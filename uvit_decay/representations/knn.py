@@ -6,7 +6,7 @@ Strong principal components of masked-image models say little about what an imag
 arXiv 2604.00172). `knn_without_pcs` therefore removes the first ones. SOAP finds the components by a score of their own
 and removes them from patch tokens; here their number is chosen on held-out training samples.
 
-m = cells (layer, noise level), n and n2 = training and test samples, d = features.
+m = grid points (layer, noise level), n and n2 = training and test samples, d = features.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def knn_accuracy(
     uniform: bool = False,
     centred: bool = False,
 ) -> Float64[Tensor, " m"]:
-    """Return the test accuracy of each cell, on the CPU.
+    """Return the test accuracy of each grid point, on the CPU.
 
     Args:
         train: training samples, on any device.
@@ -51,7 +51,7 @@ def knn_accuracy(
         k: number of neighbours.
         temperature: T of DINO's votes exp(similarity / T).
         uniform: one vote for each neighbour, instead of DINO's weights.
-        centred: take cosines around the mean of the cell's training samples.
+        centred: take cosines around the mean of the grid point's training samples.
     """
 
     def centre(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -78,19 +78,19 @@ def _accuracies(
     test_labels: Int64[Tensor, " n2"],
     voting: Voting,
 ) -> Float64[Tensor, " m"]:
-    """Return the accuracy of each cell (training samples, test samples), on the CPU; cells may differ in d."""
+    """Return the accuracy of each grid point (training samples, test samples), on the CPU; d may differ."""
     nearest = [find_neighbours(x, y, voting.k) for x, y in cells]
     device = nearest[0][0].device
     # A copy to the CPU must have ended before it is read; an accelerator orders copies and work by itself.
     labels = train_labels.to(device, non_blocking=device.type != "cpu")
-    # The votes of all cells follow the neighbours of all cells, since they make the host wait for an accelerator.
+    # First the neighbours of all grid points, then the votes, which make the host wait for an accelerator.
     guesses = [vote(similar, labels[index], voting.temperature, voting.uniform) for similar, index in nearest]
     right = torch.stack(guesses).cpu() == test_labels.cpu()
     return right.double().mean(dim=1)
 
 
 class WithoutPCs(NamedTuple):
-    """Test accuracy of each cell, and the number of principal components that were removed; both on the CPU."""
+    """Test accuracy of each grid point, and the number of principal components that were removed; both on the CPU."""
 
     accuracy: Float64[Tensor, " m"]
     removed: Int64[Tensor, " m"]
@@ -108,7 +108,7 @@ def knn_without_pcs(
     uniform: bool = False,
     candidates: Sequence[int] = PCS,
 ) -> WithoutPCs:
-    """Return the test accuracy of each cell without the first principal components of its features.
+    """Return the test accuracy of each grid point without the first principal components of its features.
 
     Cosines are taken around the mean of the training samples, so that no removed component is `knn_accuracy` with
     `centred`. The number of removed components is the candidate with the best accuracy on a held-out fifth of the

@@ -1,10 +1,10 @@
-"""Multinomial logistic regression for many cells (layer, noise level) and several l2 penalties at once, in float32.
+"""Multinomial logistic regression for many grid points (layer, noise level) and l2 penalties at once, in float32.
 
     min_W  1/n sum_i [log sum_c exp(w_c . z_i) - w_(y_i) . z_i] + l2 / (2 n) |W|^2
 
-is scikit-learn's LogisticRegression with C = 1 / l2. The bias is not penalised. m = cells, r = l2 penalties, n and n2 =
-training and test samples, d = features, k = classes. Weights are (m, r, k, d + 1), the bias last.
-The penalty and the best cell are chosen on a held-out part of the training samples. The test set is only for the
+is scikit-learn's LogisticRegression with C = 1 / l2. The bias is not penalised. m = grid points, r = l2 penalties, n
+and n2 = training and test samples, d = features, k = classes. Weights are (m, r, k, d + 1), the bias last.
+The penalty and the best grid point are chosen on a held-out part of the training samples. The test set is only for the
 reported accuracy.
 """
 
@@ -28,7 +28,7 @@ PAIRS = 6  # (step, change of the gradient) pairs that L-BFGS stores
 L2_GRID = (0.1, 1.0, 10.0)
 HELD_OUT = 0.2
 TOLERANCE = 1e-3
-CELLS = 8  # cells in a chunk on a CPU: more exceed its caches, fewer have more overhead for each call
+CELLS = 8  # grid points in a chunk on a CPU: more exceed its caches, fewer have more overhead for each call
 
 Cells = Float[Tensor, "m n d"]
 Labels = Int64[Tensor, " n"]
@@ -80,7 +80,7 @@ class Frame(NamedTuple):
 
 
 class Logistic:
-    """The minimisation problem of some cells: its gradient and a diagonal preconditioner, `curvature`.
+    """The minimisation problem of some grid points: its gradient and a diagonal preconditioner, `curvature`.
 
     At `start` all weights are 0 and the biases are the logarithms of the class frequencies p_c. There the Hessian is
     (diag(p) - p p') (x) Z'Z / n + l2 / n. Gradients sum to zero over the classes. On such vectors the Hessian is close
@@ -139,7 +139,7 @@ class CurvaturePair(NamedTuple):
 
 
 def minimise(problem: Logistic, w: Weights, iterations: int, tolerance: float) -> Weights:
-    """Minimise every (cell, penalty) problem by preconditioned L-BFGS, with one gradient per iteration.
+    """Minimise every (grid point, penalty) problem by preconditioned L-BFGS, with one gradient per iteration.
 
     There is no line search: a full step is taken, unless the slope at its end shows that it overshot by far. Such a
     step is rejected, but its curvature shortens the next one.
@@ -189,7 +189,7 @@ def minimise(problem: Logistic, w: Weights, iterations: int, tolerance: float) -
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
-    """Return the scalar product of each (cell, penalty), (m, r, 1, 1)."""
+    """Return the scalar product of each (grid point, penalty), (m, r, 1, 1)."""
     return (a * b).sum(dim=(-2, -1), keepdim=True)
 
 
@@ -216,10 +216,10 @@ def shuffled(n: int) -> Int64[Tensor, " n"]:
 
 @dataclass(frozen=True)
 class GridScores:
-    """For each cell: accuracy on the held-out part and on the test set, and the l2 penalty chosen on the held-out part.
+    """For each grid point: held-out accuracy, test accuracy, and the l2 penalty chosen on the held-out part.
 
-    `every_test` is the test accuracy of each penalty. Its maximum over penalties and cells is the paper's number, "best
-    on test". It is selected on the test set, so it is biased upwards and must be labelled as such.
+    `every_test` is the test accuracy of each penalty. Its maximum over penalties and grid points is the paper's number,
+    "best on test". It is selected on the test set, so it is biased upwards and must be labelled as such.
     """
 
     held_out: Float[Tensor, " m"]
@@ -239,12 +239,12 @@ def logistic_grid(
     budget: int = 2**30,
     iterations: tuple[int, int] = (8, 4),
 ) -> GridScores:
-    """Fit logistic regressions for all cells and l2 penalties at once, on features standardised for each cell.
+    """Fit logistic regressions for all grid points and l2 penalties at once, each on standardised features.
 
     Every penalty is fitted to four fifths of the training samples and evaluated on the others. A second fit to all
     samples, initialised with the first, is evaluated on the test set. With the default iterations an accuracy differs
-    from scikit-learn's at the same penalty by 0.4 points, on average over the cells of the bundled network
-    (`benchmarks/probe_grid.py`), partly because early stopping helps cells that overfit. With (60, 40) the fits
+    from scikit-learn's at the same penalty by 0.4 points, on average over the grid points of the bundled network
+    (`benchmarks/probe_grid.py`), partly because early stopping helps grid points that overfit. With (60, 40) the fits
     converge, and the difference is 0.1 points.
 
     Args:
@@ -253,8 +253,8 @@ def logistic_grid(
         test: features of the test samples.
         test_labels: class of every test sample.
         l2_grid: candidates, in units of scikit-learn's 1 / C, whose default is 1; ties go to the first.
-        device: device that computes, a chunk of cells at a time; the features may be on another one.
-        budget: largest number of bytes on `device` in addition to the arguments; a single cell, which needs about
+        device: device that computes, a chunk of grid points at a time; the features may be on another one.
+        budget: largest number of bytes on `device` in addition to the arguments; a single grid point, which needs about
             8 n (d + k), may exceed it.
         iterations: largest number of gradients of the first and of the second fit.
 
@@ -292,7 +292,7 @@ def logistic_grid(
 
 
 def _choose_penalties(held_out: Tensor, every_test: Tensor, l2_grid: Sequence[float]) -> GridScores:
-    """Choose the penalty of each cell by its accuracy on the held-out part, (m, r)."""
+    """Choose the penalty of each grid point by its accuracy on the held-out part, (m, r)."""
     best = held_out.argmax(dim=1, keepdim=True)
     l2 = torch.tensor(l2_grid, dtype=torch.float64)[best[:, 0]]
     best_held_out = held_out.gather(1, best)[:, 0]
@@ -309,7 +309,7 @@ def fit_accuracy(
     l2: float,
     iterations: int = 60,
 ) -> Float[Tensor, " m"]:
-    """Fit a logistic regression to all training samples until it converges; return the test accuracy of each cell.
+    """Fit a logistic regression to all training samples until it converges; return each grid point's test accuracy.
 
     Args:
         train: features of the training samples, on the device that computes; they are standardised.
@@ -339,7 +339,7 @@ def _fit_held_out(x: Cells, labels: Labels, l2: Tensor, k: int, iterations: int)
 
 
 def _accuracies(frame: Frame, x: Cells, w: Float[Tensor, "m r k d1"], labels: Labels) -> Float[Tensor, "m r"]:
-    """Return the accuracy of every cell and penalty on the samples x."""
+    """Return the accuracy of every grid point and penalty on the samples x."""
     _, r, k, _ = w.shape
     logits = w.flatten(1, 2) @ frame.coordinates(x).mT
     guesses = logits.unflatten(1, (r, k)).max(dim=2).indices
@@ -347,7 +347,7 @@ def _accuracies(frame: Frame, x: Cells, w: Float[Tensor, "m r k d1"], labels: La
 
 
 def _cell_bytes(n: int, n2: int, d: int, k: int, r: int) -> int:
-    """Return the bytes of a cell: its samples and one-hot labels, both twice, test samples and logits, and L-BFGS."""
+    """Return the bytes of a grid point: samples and one-hot labels, both twice, test samples, logits, and L-BFGS."""
     train = 2 * n * (d + 1 + k)
     test = n2 * (2 * d + 1 + 2 * r * k + 2 * r)
     lbfgs = (2 * PAIRS + 12) * r * k * (d + 1)

@@ -1,4 +1,4 @@
-"""What all rooms stand on: errors, files, processes, random numbers, precision."""
+"""What all subpackages stand on: errors, files, processes, random numbers, precision."""
 
 from uvit_decay.runtime.program import lazy
 

@@ -113,7 +113,7 @@ def check_shard(folder: Path, manifest: Manifest, number: int, labels: Tensor) -
 
 
 def check_space(folder: Path, manifest: Manifest, shards: int) -> None:
-    """Raise a UserError if the disk has no room for this number of further shards."""
+    """Raise a UserError if the disk has no space for this number of further shards."""
     needed = shards * min(manifest.shard_size, manifest.count) * manifest.row_bytes
     free = shutil.disk_usage(folder).free
     if free < needed:
