@@ -70,13 +70,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def exhaustive(request) -> bool:
-    """Whether to try all faults, not a sample."""
+    """Return whether to try all faults instead of a sample."""
     return request.config.getoption("--exhaustive")
 
 
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory) -> Iterator[Launcher]:
-    """Starts scripts of the project as processes that need no imports."""
+    """Yield a launcher that starts scripts of the project as processes without imports."""
     launcher = Launcher(tmp_path_factory.mktemp("programs"))
     yield launcher
     launcher.end()
@@ -84,7 +84,7 @@ def programs(tmp_path_factory) -> Iterator[Launcher]:
 
 @pytest.fixture(scope="session")
 def small_programs(programs, trained, image_dir, vae, tmp_path_factory) -> SmallPrograms:
-    """Starts every program beside training, small."""
+    """Return a launcher of small commands of every program besides training."""
     folder = tmp_path_factory.mktemp("inputs")
     inputs = {"ckpt": trained, "images": image_dir, "vae": vae, **small_inputs(folder)}
     return SmallPrograms(programs, inputs)
@@ -92,7 +92,7 @@ def small_programs(programs, trained, image_dir, vae, tmp_path_factory) -> Small
 
 @pytest.fixture
 def disk(tmp_path) -> Iterator[Disk]:
-    """A disk that can become full or read-only."""
+    """Yield a disk that can become full or read-only."""
     disk = Disk(tmp_path / "disk")
     yield disk
     disk.end()
@@ -100,7 +100,7 @@ def disk(tmp_path) -> Iterator[Disk]:
 
 @pytest.fixture(scope="module")
 def digits() -> Digits:
-    """The default data, set up."""
+    """Return the default data, set up."""
     data = Digits()
     data.setup()
     return data
@@ -108,7 +108,7 @@ def digits() -> Digits:
 
 @pytest.fixture(scope="session")
 def training(programs, tmp_path_factory):
-    """A small training run that can be started, and struck, any number of times; see small_training.py."""
+    """Return a small training run that can be started, and struck, any number of times; see small_training.py."""
     from small_training import SmallTraining  # it imports this module
 
     return SmallTraining(programs, tmp_path_factory.mktemp("training"))
@@ -116,14 +116,14 @@ def training(programs, tmp_path_factory):
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
-    """Torch, NumPy and SciPy compute in one thread, because there is a process for each core."""
+    """Let torch, NumPy and SciPy compute in one thread, because there is a process for each core."""
     torch.set_num_threads(1)
     threadpool_limits(1, user_api="blas")
 
 
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory) -> None:
-    """What is kept between runs is kept away from the user's."""
+    """Keep cached files apart from the user's."""
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
 
 
@@ -185,7 +185,7 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 
 def leaves(tree: object, place: tuple = ()) -> Iterator[tuple[tuple, object]]:
-    """The values of nested containers, and where each lies: ("net", "dim")."""
+    """Yield the values of nested containers, and where each lies: ("net", "dim")."""
     if not isinstance(tree, dict | list | tuple):
         yield place, tree
         return
@@ -218,7 +218,7 @@ def mine(monkeypatch) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory) -> Path:
-    """A .ckpt of a few real steps, with EMA weights."""
+    """Return a .ckpt of a few real steps, with EMA weights."""
     folder = tmp_path_factory.mktemp("trained")
     tiny_trainer(folder, EMA(0.9), max_steps=12).fit(tiny_task(), Digits(32))
     return folder / "checkpoints" / "last.ckpt"
@@ -226,7 +226,7 @@ def trained(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def encoder(tmp_path_factory) -> Path:
-    """A checkpoint of a small MAE after a few steps, in the folder of a version of a run."""
+    """Return a checkpoint of a small MAE after a few steps, in the folder of a version of a run."""
     folder = tmp_path_factory.mktemp("encoder") / "digits_mae" / "version_3"
     tiny_trainer(folder, EMA(0.9), max_steps=5).fit(mae_task(), Digits(32))
     return folder / "checkpoints" / "last.ckpt"
@@ -254,12 +254,12 @@ def sample(monkeypatch, folder, *args):
 
 
 def pixels(path: Path) -> np.ndarray:
-    """The images of an .npz."""
+    """Return the images of an .npz."""
     return np.load(path)["arr_0"]
 
 
 def refused(capsys: pytest.CaptureFixture, command: Callable[..., None], *args: object) -> str:
-    """The line with which a command refuses what its user wants."""
+    """Return the line with which a command refuses what its user wants."""
     with pytest.raises(SystemExit) as stop:
         command(*args)
     assert stop.value.code == 2
@@ -292,7 +292,7 @@ def vae(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def image_dir(tmp_path_factory) -> Path:
-    """Two classes of eleven smooth images."""
+    """Return two classes of eleven smooth images."""
     folder, random = tmp_path_factory.mktemp("images"), torch.Generator().manual_seed(0)
     for i in range(COUNT):
         coarse = torch.randint(256, (3, 4, 3), generator=random, dtype=torch.uint8)
@@ -304,5 +304,5 @@ def image_dir(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def encoded(image_dir, vae, tmp_path_factory) -> Path:
-    """Latents of the images."""
+    """Return latents of the images."""
     return encode(image_dir, tmp_path_factory.mktemp("latents") / "train", vae)

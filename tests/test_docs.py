@@ -73,7 +73,7 @@ def commands_of_tables(page: Path) -> list[str]:
 
 
 def code(*titles: str) -> str:
-    """The code of these sections of docs/extending.md, one after the other."""
+    """Return the code of these sections of docs/extending.md, one after the other."""
     return "".join(block for title in titles for block in blocks(dict(EXAMPLES)[title], "python"))
 
 
@@ -108,7 +108,7 @@ def test_code_runs(page, tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def workspace(image_dir, vae, tmp_path_factory) -> Path:
-    """A folder with what the commands name: configs, two runs, images, an autoencoder, samples.
+    """Return a folder with what the commands name: configs, two runs, images, an autoencoder, samples.
 
     The runs are the default, tiny, evaluated at steps 15 and 30, and its copy as if of another seed.
     """

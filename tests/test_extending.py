@@ -1,4 +1,4 @@
-"""What the examples of docs/extending.md compute, and what is refused; test_docs.py runs them as printed."""
+"""Results of the examples of docs/extending.md, and refusals; test_docs.py runs them as printed."""
 
 import json
 
@@ -116,14 +116,14 @@ def test_a_module_that_is_not_python_or_exits_is_one_line(text, mine, tmp_path, 
 
 @pytest.fixture
 def extended(mine, tmp_path):
-    """A module with the metric and the extractor of the page."""
+    """Return a module with the metric and the extractor of the page."""
     (tmp_path / "mine.py").write_text(code("A metric", "An extractor of features"))
     return ["--trust", "mine"]
 
 
 @pytest.fixture
 def sides(tmp_path):
-    """Two files of ten images each: black ones, and ones of which every pixel is (3, 4, 0)."""
+    """Return two files of ten images each: black ones, and ones of which every pixel is (3, 4, 0)."""
     black = torch.zeros(10, 3, 8, 8, dtype=torch.uint8)
     save_npz(tmp_path / "black.npz", [black], 10)
     save_npz(tmp_path / "dark.npz", [black + torch.tensor([3, 4, 0], dtype=torch.uint8)[:, None, None]], 10)

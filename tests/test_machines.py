@@ -28,14 +28,14 @@ KIND = "namespaces" if can_isolate() else "loopback"  # in the names of tests
 
 
 def command(name: str) -> str:
-    """The commands of the page under this name."""
+    """Return the commands of the page under this name."""
     (block,) = re.findall(rf"^```sh {re.escape(name)}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     return block
 
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory) -> Path:
-    """A folder with what the commands name, small: a configuration of seconds with all callbacks, in place of CONFIG.
+    """Return a folder with small versions of what the commands name: CONFIG takes seconds and has all callbacks.
 
     Its train.py and evaluate.py train the classifier of digits for a few steps only.
     """
@@ -59,7 +59,7 @@ def work(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory, work) -> TwoNodes:
-    """Two nodes, one with a clock that jumps; python, torchrun, accelerate and srun are those of this environment."""
+    """Yield two nodes, one with a jumping clock; python, torchrun, accelerate and srun are the environment's."""
     programs = tmp_path_factory.mktemp("programs")
     srun = ROOT / "tests" / "shared" / "fake_srun.py"
     (programs / "srun").write_text(f'#!/bin/sh\nexec {sys.executable} {srun} "$@"\n')
@@ -76,7 +76,7 @@ def two(tmp_path_factory, work) -> TwoNodes:
 
 @pytest.fixture(scope="module")
 def alone(work, programs, tmp_path_factory) -> Path:
-    """The run folder of the same training on one process."""
+    """Return the run folder of the same training on one process."""
     folder = tmp_path_factory.mktemp("alone")
     program = programs.start(*QUICK, "train.py", "fit", f"--config={work / CONFIG}", cwd=folder)
     assert program.wait() == 0, program.stderr
@@ -84,7 +84,7 @@ def alone(work, programs, tmp_path_factory) -> Path:
 
 
 def numbers(run: Path) -> dict[str, list]:
-    """Losses and measurements of a run by their names."""
+    """Return losses and measurements of a run by their names."""
     found: dict[str, list] = {}
     with (run / "metrics.csv").open() as file:
         for row in csv.DictReader(file):
@@ -126,7 +126,7 @@ def test_two_nodes_train_as_one_process_does(two, work, alone, name, exhaustive)
 
 
 def batch_script(work: Path, *options: str) -> Path:
-    """The script of the page for sbatch, with an experiment of its own."""
+    """Return the script of the page for sbatch, with an experiment of its own."""
     script = work / "train.sbatch"
     words = " ".join(["--trainer.strategy ddp --trainer.logger.init_args.experiment slurm", *options])
     script.write_text(command("train.sbatch").replace("--trainer.strategy ddp", words))
@@ -191,7 +191,7 @@ def test_two_nodes_make_what_one_process_makes(two, work, trained, image_dir, va
 
 
 def contents(path: Path) -> object:
-    """What is compared of a file or a folder."""
+    """Return the parts of a file or a folder that are compared."""
     if path.is_dir():
         names = sorted(file.name for file in path.iterdir() if file.suffix in (".safetensors", ".csv"))
         assert names

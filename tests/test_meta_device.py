@@ -39,7 +39,7 @@ TASKS = {
 
 
 class MetaAccelerator(CPUAccelerator):
-    """What Lightning asks of a device."""
+    """An accelerator with the methods that Lightning calls."""
 
     def setup_device(self, device: torch.device) -> None: ...
 
@@ -53,7 +53,7 @@ def waits_of_steps(folder, task, ema=True, save_at=10_000, **options):
     waits, found = Waits(), []
 
     def count(*_):
-        """Note what was waited for from the start of a step to that of the next one."""
+        """Record the waits from the start of a step to the start of the next step."""
         found.append(dict(Counter(waits.found)))
         waits.found.clear()
 
@@ -84,13 +84,13 @@ def test_a_checkpoint_waits_for_three_checks(tmp_path):
 
 
 def away(**changes) -> Samples:
-    """Samples of a small network on the device."""
+    """Return samples of a small network on the device."""
     model = DiffusionModel.from_net(tiny_net().to(META).eval(), VP(), "eps", META)
     return Samples(model, Sampling(**changes), "raw", classes=range(10))
 
 
 def away_dit(**changes) -> Samples:
-    """The same of a small DiT."""
+    """Return samples of a small DiT on the device."""
     net = SiT(8, 2, 1, dim=16, depth=2, heads=2, num_classes=10, learn_sigma=True, time="dit", learned_variance=True)
     model = DiffusionModel.from_net(net.to(META).eval(), DDPMLinear(), "eps", META)
     model.path.alpha(torch.ones(1, device=META))  # copies the table of its levels, once for a program

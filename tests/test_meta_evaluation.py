@@ -43,7 +43,7 @@ def there(*shape, dtype=torch.float32):
 
 
 def waits_of(call):
-    """What the call waits for, counted, by the files' names; and its result."""
+    """Return the number of waits of the call, by the files' names, and its result."""
     with Waits() as waits:
         result = call()
     return Counter(place.rpartition("/")[2] for place in waits.found), result

@@ -18,7 +18,7 @@ def config(stem):
 
 
 def parameters(kind, spec):
-    """How many a network has."""
+    """Return the number of parameters of a network."""
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in kind(**spec["init_args"]).parameters())
 

@@ -13,7 +13,7 @@ CONTENTS = re.findall(r"^(\w+(?:/\w+)*)$", (DOCS / "index.md").read_text(), re.M
 
 @pytest.fixture
 def check():
-    """The function of docs/check.py that looks for problems."""
+    """Return the function of docs/check.py that looks for problems."""
     return runpy.run_path(str(DOCS / "check.py"))["problems"]
 
 

@@ -47,7 +47,7 @@ def built(kind: str, source: Path, target: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory) -> Path:
-    """The unpacked source distribution."""
+    """Return the unpacked source distribution."""
     folder = tmp_path_factory.mktemp("source")
     for name in SOURCES:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "_build"))
@@ -60,7 +60,7 @@ def source(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(source, tmp_path_factory) -> Path:
-    """The unpacked wheel."""
+    """Return the unpacked wheel."""
     folder = tmp_path_factory.mktemp("wheel")
     with zipfile.ZipFile(built("wheel", source, folder / "dist")) as archive:
         archive.extractall(folder / "unpacked")

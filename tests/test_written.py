@@ -31,7 +31,7 @@ RESUMED = {"rtol": 1e-3, "atol": 1e-3}  # after two optimizer steps there
 
 @pytest.fixture(scope="module", params=VERSIONS, ids=lambda path: path.name)
 def files(request, tmp_path_factory):
-    """The folder with the files of a version."""
+    """Return the folder with the files of a version."""
     folder = tmp_path_factory.mktemp("written")
     with tarfile.open(request.param) as archive:
         archive.extractall(folder, filter="data")
@@ -44,7 +44,7 @@ def expected(files):
 
 
 def inputs(name):
-    """Arguments of the networks, as write.py has them."""
+    """Return arguments of the networks, as write.py has them."""
     if name == "mae":
         return torch.linspace(-1, 1, 128).reshape(2, 1, 8, 8), torch.linspace(0, 1, 32).reshape(2, 16)
     shape, null = ((2, 1, 8, 8), 10) if name == "uvit" else ((2, 4, 2, 2), 2)

@@ -59,7 +59,7 @@ NETS = {"linear": dict(), **{name: dict(schedule=name, alpha_min=1.0) for name i
 
 
 def build_net(name):
-    """A network of tokens that differ in what they read."""
+    """Return a network of tokens that differ in what they read."""
     net = tiny_net(zero_init=False, **NETS[name])
     for parameter in net.depth_attention.parameters() if net.depth_attention is not None else ():
         torch.nn.init.normal_(parameter)
@@ -67,7 +67,7 @@ def build_net(name):
 
 
 def read_mixing(path):
-    """The readers, the sources and the numbers of a mixing matrix."""
+    """Return the readers, the sources and the numbers of a mixing matrix."""
     header, *rows = csv.reader(path.open())
     return [row[0] for row in rows], header[1:], [list(map(float, row[1:])) for row in rows]
 

@@ -19,7 +19,7 @@ def parameters(task):
 
 
 def remembering(history):
-    """A callback that appends the weights at the start and after every step."""
+    """Return a callback that appends the weights at the start and after every step."""
 
     def remember(trainer, task, *_):
         history.append(parameters(task))

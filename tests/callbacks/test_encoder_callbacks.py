@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory):
-    """The run folder of a small MAE of digits, probed at steps 10 and 20, and its losses."""
+    """Return the run folder of a small MAE of digits, probed at steps 10 and 20, and its losses."""
     folder = tmp_path_factory.mktemp("mae")
     probes = LinearProbes(every_n_steps=10, layers=(0, "blocks.1"), pool="cls", **SMALL)
     losses, *_ = fit(folder, probes, Reconstructions(every_n_steps=10, num=6), max_steps=20, task=mae_task())

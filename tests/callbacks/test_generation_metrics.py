@@ -18,7 +18,7 @@ from uvit_decay.runs import history
 
 def test_an_extractor_that_needs_no_training_images_evaluates_a_set_in_memory(tmp_path):
     class Pixels(Extractor):
-        """Like Inception: ready as it is, with classes of its own."""
+        """An extractor without weights and with classes of its own, as Inception has."""
 
         name, widths, channels, sha256 = "pixels", {"features": 64, "logits": 10}, 1, "0"
 
@@ -64,7 +64,7 @@ class Colours(Extractor):
     name, widths, sha256 = "colours", {"features": 64}, "0" * 64
 
     def prepare(self, images, labels, device):
-        """There are no weights."""
+        """Do nothing: there are no weights."""
 
     def extract(self, images):
         places = torch.nn.functional.adaptive_avg_pool2d(images.float() / 255, [4, 4]).flatten(1)

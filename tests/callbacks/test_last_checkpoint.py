@@ -29,7 +29,7 @@ class Signals(Callback):
 
 
 def stopped(folder, *callbacks):
-    """Exit code of a training that is stopped, and the step of its checkpoint, if there is one."""
+    """Return the exit code of a training that is stopped, and the step of its checkpoint, if there is one."""
     with pytest.raises(SystemExit) as stop, user_errors():
         tiny_trainer(folder, LastCheckpoint(), *callbacks, max_steps=8).fit(tiny_task(), Digits(32))
     path = folder / "checkpoints" / "last.ckpt"

@@ -24,7 +24,7 @@ LOSS = r"loss=\d(\.\d+)?, lr=0\.\d+, images/s=[\d,]+"
 
 
 class Terminal(io.StringIO):
-    """What a terminal of 120 columns and 40 rows is sent."""
+    """A terminal of 120 columns and 40 rows that keeps what is written to it."""
 
     def fileno(self) -> int:
         return 2
@@ -36,7 +36,7 @@ class Terminal(io.StringIO):
 
 
 def terminal_of(monkeypatch, columns=120) -> Terminal:
-    """A terminal in place of standard error; to be called in the test, where pytest has put its own."""
+    """Replace standard error by a terminal; call it in the test, after pytest has set its own."""
     stream = Terminal()
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setattr("os.get_terminal_size", lambda *_: os.terminal_size((columns, 40)))
@@ -142,7 +142,7 @@ def test_a_disabled_bar_shows_nothing(tmp_path, monkeypatch, columns):
 
 
 def bars_of(monkeypatch, folder, *flags):
-    """The progress bars of the trainer that train.py makes."""
+    """Return the progress bars of the trainer that train.py makes."""
     monkeypatch.chdir(folder)
     made = []
 

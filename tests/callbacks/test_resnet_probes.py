@@ -35,7 +35,7 @@ def fit(folder, *callbacks, data, ckpt_path=None, **options):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Three epochs of 2 steps of digits, probed after each."""
+    """Train three epochs of 2 steps on digits, with probes after each."""
     folder = tmp_path_factory.mktemp("resnet")
     fit(folder, probes(every_n_epochs=1), max_steps=6, data=Digits(512), limit_val_batches=1.0)
     return folder

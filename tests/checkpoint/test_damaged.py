@@ -27,7 +27,7 @@ def shadow(contents):
 
 
 def contents(path):
-    """The places of the bytes of each file in a zip, which lie behind its header."""
+    """Yield the places of the bytes of each file in a zip, which lie behind its header."""
     stored = path.read_bytes()
     with zipfile.ZipFile(path) as archive:
         for info in archive.infolist():
@@ -51,7 +51,7 @@ def test_flipped_bits_are_noticed_or_change_nothing(trained, tmp_path):
 
 
 def place_of(path, tensor):
-    """Where the bytes of a tensor are in a file."""
+    """Return the position of a tensor's bytes in a file."""
     return path.read_bytes().index(tensor.numpy().tobytes())
 
 

@@ -1,4 +1,4 @@
-"""Official U-ViT files: recognised, imported as the same function, and written back; nothing is lost without a word."""
+"""Official U-ViT files are recognised, imported as the same function, and exported; everything left out is named."""
 
 from dataclasses import asdict
 
@@ -116,7 +116,7 @@ def test_a_discrete_network_is_told_the_number_of_its_level(tmp_path):
 
 
 def test_other_forms_of_a_file_are_the_same_network(tmp_path):
-    """As DataParallel names the entries, and as torch wrote before 1.6."""
+    """Entry names of DataParallel, and files in the format of torch before 1.6."""
     expected = import_and_load(tiny(), tmp_path).net.state_dict()
     parallel = {f"module.{name}": value for name, value in tiny().items()}
     assert same(import_and_load(parallel, tmp_path).net.state_dict(), expected)

@@ -34,7 +34,7 @@ def tiny_dit():
 
 
 def both_halves(net):
-    """x, labels and what the network returns at LEVELS."""
+    """Return x, labels and what the network returns at LEVELS."""
     x = torch.randn(6, 4, 8, 8, generator=torch.Generator().manual_seed(3))
     y = torch.tensor([0, 1, 2, 3, 1, 2])
     with torch.no_grad():
@@ -42,7 +42,7 @@ def both_halves(net):
 
 
 def of_diffusers(**options):
-    """A small random DiT of diffusers, whose blocks have one embedding, as the released one's."""
+    """Return a small random DiT of diffusers, whose blocks have one embedding, as the released one's."""
     torch.manual_seed(0)
     sizes = dict(num_attention_heads=2, attention_head_dim=8, num_layers=3, in_channels=4, out_channels=8)
     net = DiTTransformer2DModel(**sizes | dict(sample_size=8, num_embeds_ada_norm=3) | options)
@@ -54,7 +54,7 @@ def of_diffusers(**options):
 
 
 def folder_of(net, folder):
-    """A pipeline's folder as facebook/DiT-XL-2-256 has it."""
+    """Return a pipeline's folder as facebook/DiT-XL-2-256 has it."""
     net.save_pretrained(folder / "transformer")
     DDIMScheduler(1000, 1e-4, 0.02, "linear", clip_sample=False).save_pretrained(folder / "scheduler")
     index = {"_class_name": "DiTPipeline", "_diffusers_version": "0.12.0.dev0"}
@@ -70,7 +70,7 @@ def pipeline(tmp_path_factory):
 
 
 def edited(pipeline, tmp_path, name, **values):
-    """A copy of the folder, with other values in a JSON file."""
+    """Return a copy of the folder, with other values in a JSON file."""
     folder = shutil.copytree(pipeline, tmp_path / "edited")
     (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | values))
     return folder

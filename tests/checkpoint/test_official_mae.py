@@ -1,4 +1,4 @@
-"""Official MAE files and those of the decay's authors: recognised, imported as the same function, and written back."""
+"""MAE files of the official code and of the decay's authors: recognised, imported as the same function, exported."""
 
 import math
 from argparse import Namespace
@@ -35,13 +35,13 @@ ALPHAS = torch.linspace(1, 0.6, 8).tolist()
 
 
 def expected(contents, alphas=None):
-    """Prediction and mask of the file's weights at our inputs."""
+    """Return prediction and mask of the file's weights at our inputs."""
     x, noise = inputs(**SMALL)
     return reference.mae_forward(contents["model"], standardise(x), noise, alphas=alphas, **SMALL)
 
 
 def difference(net, contents, alphas=None):
-    """The largest difference between the network and the file's weights, in prediction or mask."""
+    """Return the largest difference between the network and the file's weights, in prediction or mask."""
     with torch.no_grad():
         pairs = zip(net(*inputs(**SMALL)), expected(contents, alphas), strict=True)
         return max((a - b).abs().max().item() for a, b in pairs)

@@ -1,4 +1,4 @@
-"""Official files that are not quite one, hostile ones, and options that do not fit: each is refused in one line."""
+"""Files that resemble official ones, hostile files, and options that do not fit: one line for each."""
 
 import functools
 from argparse import Namespace

@@ -1,4 +1,4 @@
-"""Official SiT files and those of the decay's authors: recognised, imported as the same function, and written back."""
+"""SiT files of the official code and of the decay's authors: recognised, imported as the same function, exported."""
 
 from argparse import Namespace
 from dataclasses import asdict
@@ -45,7 +45,7 @@ PUBLISHED = [
 
 
 def expected(state, options, **forward):
-    """The published function at our inputs, whose time runs the other way."""
+    """Return the published function at our inputs, whose time runs the other way."""
     x, t, y = inputs(**SMALL | options)
     return official_forward(state, x, 1 - t, y, **SMALL | options, **forward)
 
@@ -56,7 +56,7 @@ def output(checkpoint, options):
 
 
 def training(**entries):
-    """What the published code saves while training: the optimizer has nothing for `pos_embed`."""
+    """Return a training checkpoint as the published code saves it: `pos_embed` has no optimizer state."""
     optimizer = {"state": {0: {"step": torch.tensor(7.0), "exp_avg": torch.zeros(2)}}, "param_groups": [{"lr": 1e-4}]}
     parts = {"model": tiny_sit(seed=2), "ema": tiny_sit(seed=1), "opt": optimizer, "args": ARGUMENTS}
     return parts | entries

@@ -40,7 +40,7 @@ CASES = {
 
 
 def built(note):
-    """The model of the lines of Python in the note of an export."""
+    """Return the model of the lines of Python in the note of an export."""
     words, *lines = note.splitlines()
     assert words.startswith("for images ")
     names = {}
@@ -49,7 +49,7 @@ def built(note):
 
 
 def expected(net, x):
-    """What timm's model has to return: logits, or the normed token or mean of an encoder."""
+    """Return the output of timm's model: logits, or the normed token or mean of an encoder."""
     if net.num_classes:
         return net(x)
     if isinstance(net, ViT):

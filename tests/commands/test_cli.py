@@ -1,4 +1,4 @@
-"""What train.py takes: hostile flags and configurations are one line each, before any work; what may be named."""
+"""Flags and configurations of train.py: hostile ones are one line each, before any work."""
 
 import json
 
@@ -14,14 +14,14 @@ LIGHTNING = "lightning.pytorch.callbacks."
 
 
 def refuses(monkeypatch, capsys, folder, *flags):
-    """The one line that refuses these flags; nothing is left of the run."""
+    """Return the one line that refuses these flags, and check that no run is left."""
     line = refused(capsys, train, monkeypatch, folder, "fit", *flags)
     assert not list(folder.glob("runs/digits/*"))
     return line
 
 
 def callback(name, package="uvit_decay.callbacks.", **init_args):
-    """The flag of a run with this callback alone."""
+    """Return the flag of a run with this callback alone."""
     return ["--trainer.callbacks", json.dumps([{"class_path": package + name, "init_args": init_args}])]
 
 

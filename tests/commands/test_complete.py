@@ -1,4 +1,4 @@
-"""What a configuration leaves open: sizes of images and networks, and values that are meant for other data."""
+"""Open values of a configuration: sizes of images and networks, and values for other data."""
 
 import pytest
 import yaml

@@ -39,7 +39,7 @@ TINY = {
 
 @pytest.fixture(scope="module")
 def data_paths(encoded, image_dir, tmp_path_factory):
-    """Small data, by the name of the data module that reads them."""
+    """Yield small data, by the name of the data module that reads them."""
     folder = tmp_path_factory.mktemp("data")
     with pytest.MonkeyPatch.context() as patch:
         write_cifar(CIFAR100, folder, patch)

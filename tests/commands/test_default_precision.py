@@ -14,7 +14,7 @@ WIDE += ['--trainer.callbacks=[{"class_path": "uvit_decay.callbacks.LastCheckpoi
 
 
 def run(monkeypatch, caplog, folder, fast, *flags):
-    """Precision in the configuration that a run saves, what it said of it, and its checkpoint."""
+    """Return the precision in the saved configuration, the printed lines about it, and the checkpoint."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(precision, "product_ratio", lambda: 2.2 if fast else 0.5)
     monkeypatch.setattr(cli, "product_ratio", precision.product_ratio)

@@ -80,7 +80,7 @@ def test_a_configuration_that_is_nowhere_is_one_line_with_the_known_names(monkey
 
 
 def test_help_imports_no_torch():
-    """But that of train.py fit, which shows the arguments of classes; that of generation has the table of metrics."""
+    """Except `train.py fit`, whose help shows arguments of classes, and `generation`, with its table of metrics."""
     code = """
 import runpy, sys
 HELPS = ["train", "sample", "evaluate", "export", "import", "encode", "import-latents"]

@@ -42,13 +42,13 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory):
-    """A small MAE of the digits, as a checkpoint."""
+    """Return a small MAE of the digits, as a checkpoint."""
     return save_teacher(tmp_path_factory.mktemp("teacher"))
 
 
 @pytest.fixture(scope="module", params=VARIANTS)
 def variant(request, teacher, tmp_path_factory, exhaustive):
-    """The name of a variant, and a folder with two runs of four steps: version_0 whole, version_1 resumed at step 2."""
+    """Return the name of a variant, and a folder of two four-step runs: version_0 whole, version_1 resumed at 2."""
     skip_unless_tried(request.param, exhaustive, SOME)
     folder = tmp_path_factory.mktemp(request.param)
     content = digits_config(**KEPT)

@@ -12,7 +12,7 @@ DENOISER = ROOT / "checkpoints" / "digits.safetensors"
 
 
 def loss(name, **options):
-    """Flags of an auxiliary loss."""
+    """Return flags of an auxiliary loss."""
     return [f"--model.auxiliary+={name}", *(f"--model.auxiliary.{key}={value}" for key, value in options.items())]
 
 
@@ -44,7 +44,7 @@ REFUSED = {
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory):
-    """A small MAE of the digits, as a checkpoint."""
+    """Return a small MAE of the digits, as a checkpoint."""
     return save_teacher(tmp_path_factory.mktemp("teacher"))
 
 

@@ -20,7 +20,7 @@ def name_experiment(run, name):
 
 @pytest.fixture
 def arms(tmp_path):
-    """The folders of the experiments: two arms of three seeds."""
+    """Return the folders of the experiments: two arms of three seeds."""
     folders = []
     for arm, alpha in (("plain", 1.0), ("decay", 0.7)):
         for seed, gain in GAINS.items():

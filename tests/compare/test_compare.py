@@ -21,7 +21,7 @@ from uvit_decay.runtime.validation import flat
 
 @pytest.fixture
 def four(tmp_path):
-    """Two alphas, two seeds each."""
+    """Return runs of two alphas and two seeds each."""
     plain = [a_run(tmp_path, s, shift_evaluations(0.02 * s), 14.0 + s, alpha_min=1.0, seed=s) for s in (0, 1)]
     return [*plain, *(a_run(tmp_path, 2 + s, shift_evaluations(0.1), alpha_min=0.7, seed=s) for s in (0, 1))]
 
@@ -62,7 +62,7 @@ def test_the_axis_of_a_single_evaluation_has_the_whole_training(steps, begins_at
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """The runs whose curves are drawn, by what they are of."""
+    """Return the runs whose curves are drawn, by what they are of."""
     found = {}
     monkeypatch.setattr(
         plots, "_draw_curves", lambda axes, runs, x, key, colour: found.setdefault(key, []).extend(runs)

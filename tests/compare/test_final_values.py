@@ -17,7 +17,7 @@ from uvit_decay.plots import _final_curve
 
 @pytest.fixture
 def eight(tmp_path):
-    """Runs of classifiers: two alphas, two widths, two seeds each."""
+    """Return runs of classifiers of two alphas, two widths and two seeds each."""
     settings = [(alpha, dim, seed) for alpha in (1.0, 0.7) for dim in (8, 16) for seed in (0, 1)]
     return [
         a_run(

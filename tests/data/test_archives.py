@@ -27,12 +27,12 @@ def png(seed: int = 0) -> bytes:
 
 @pytest.fixture
 def whole(tmp_path) -> Path:
-    """A tar of class folders."""
+    """Return a tar of class folders."""
     return write_tar(tree(tmp_path / "data", NAMES), tmp_path / "train.tar")
 
 
 def same(path: Path, folder: Path) -> None:
-    """The images, classes and bytes of `path` are those of the folder."""
+    """Check that `path` has the images, classes and bytes of the folder."""
     ours, theirs = list_images(path), list_images(folder)
     assert (ours.members, ours.labels, ours.class_names) == (theirs.members, theirs.labels, theirs.class_names)
     assert torch.equal(read(ours, SIZE, 3), read(theirs, SIZE, 3))

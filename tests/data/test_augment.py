@@ -1,4 +1,4 @@
-"""What is drawn for an image: torchvision's boxes, timm's RandAugment and erasing, by seed and row alone."""
+"""Random numbers of an image by seed and row: torchvision's boxes, timm's RandAugment and erasing."""
 
 import math
 import random

@@ -24,7 +24,7 @@ RAND = "rand-m9-mstd0.5-inc1"
 
 @pytest.fixture(scope="module")
 def photographs(tmp_path_factory):
-    """Two classes of twelve JPEGs of various sizes."""
+    """Return two classes of twelve JPEGs of various sizes."""
     folder = tmp_path_factory.mktemp("photographs")
     for i in range(24):
         path = folder / ("cat", "dog")[i % 2] / f"{i:02d}.jpg"
@@ -36,7 +36,7 @@ def photographs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def squares(tmp_path_factory):
-    """Two classes of twelve 16x16 PNGs, zipped."""
+    """Return two classes of twelve 16x16 PNGs, zipped."""
     folder = tmp_path_factory.mktemp("squares")
     names = [f"{('cat', 'dog')[i % 2]}/{i:02d}.png" for i in range(24)]
     return write_zip(tree(folder / "tree", names, size=16), folder / "squares.zip")

@@ -12,7 +12,7 @@ from uvit_decay.runtime.random import subset
 
 
 def numbers(n):
-    """Images that show their own number."""
+    """Return images that show their own number."""
     return InMemory(torch.arange(n, dtype=torch.uint8).reshape(n, 1, 1, 1), torch.arange(n))
 
 
@@ -157,7 +157,7 @@ def test_a_subset_is_fixed_and_shows_every_class_of_a_sorted_set():
 
 @pytest.mark.parametrize(("ranks", "size"), [(1, 7), (2, 12), (3, 1), (3, 13)])
 def test_a_filled_set_holds_every_image_once_among_its_rows(size, ranks):
-    """What fills the last batch has rows beyond the set, and all ranks have equally many batches."""
+    """Images that fill the last batch have rows beyond the set, and all ranks have equally many batches."""
     samplers = [StepSampler(size, 6, 0, rank, ranks, shuffle=False, fill=True) for rank in range(ranks)]
     assert {len(sampler) for sampler in samplers} == {-(-size // 6)}
     rows = {}

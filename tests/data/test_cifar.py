@@ -129,7 +129,7 @@ def test_another_archive_is_refused_with_both_checksums(archive):
 
 
 class Runs:
-    """Its pickle runs a program when it is read."""
+    """An object whose pickle runs a program when it is read."""
 
     def __init__(self, command: str) -> None:
         self.command = command

@@ -23,7 +23,7 @@ from uvit_decay.images.class_names import class_list
 
 @contextmanager
 def at_most(seconds):
-    """What would wait for ever fails."""
+    """Fail instead of waiting forever."""
     previous = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it has no end"))
     signal.alarm(seconds)
     try:
@@ -40,7 +40,7 @@ def eps() -> bytes:
 
 
 def iptc() -> bytes:
-    """An IPTC file whose image is an EPS."""
+    """Return an IPTC file whose image is an EPS."""
     fields = {(3, 60): b"\1\0", (3, 20): bytes([SIZE]), (3, 30): bytes([SIZE]), (3, 120): b"\5", (8, 10): eps()}
     packed = (struct.pack(">BBBH", 0x1C, *tag, len(data)) + data for tag, data in fields.items())
     return b"".join(packed) + bytes(5)
@@ -48,7 +48,7 @@ def iptc() -> bytes:
 
 @pytest.fixture
 def ghostscript(tmp_path, monkeypatch):
-    """A `gs` on the path that leaves a trace when it is started."""
+    """Return a `gs` on the path that leaves a trace when it is started."""
     gs, trace = tmp_path / "bin" / "gs", tmp_path / "trace"
     gs.parent.mkdir()
     gs.write_text(f"#!/bin/sh\ntouch {trace}\n")

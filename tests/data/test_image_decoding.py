@@ -28,7 +28,7 @@ def decoded(image: Image.Image, kind: str = "PNG", channels: int = 3, **options:
 
 
 def png(width: int, height: int, depth: int, colour: int, rows: bytes, extra: bytes = b"") -> io.BytesIO:
-    """A PNG written byte by byte, for what PIL cannot write. `rows` includes the filter bytes."""
+    """Return a PNG written byte by byte, for what PIL cannot write. `rows` includes the filter bytes."""
 
     def chunk(kind: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
@@ -172,7 +172,7 @@ def test_impossible_shapes(size, channels):
 
 
 def adm_crop(pil_image: Image.Image, image_size: int) -> np.ndarray:
-    """As guided-diffusion and DiT have it, step by step, with no shortcut for images that fit."""
+    """Crop as guided-diffusion and DiT do, step by step, without a shortcut for images that fit."""
     while min(*pil_image.size) >= 2 * image_size:
         pil_image = pil_image.resize(tuple(x // 2 for x in pil_image.size), resample=Image.BOX)
     scale = image_size / min(*pil_image.size)

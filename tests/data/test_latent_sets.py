@@ -69,7 +69,7 @@ def read_all(folder, **options):
 
 @pytest.mark.parametrize("name", ["manifest.json", "shard-00002-of-00006.safetensors"])
 def test_flipped_bits_change_nothing_or_are_noticed(encoded, tmp_path, name):
-    """What is read of a shard are its header and its moments: flips of its other tensors change nothing."""
+    """Only the header and the moments of a shard are read: flips in its other tensors change nothing."""
     folder, wanted = copy_set(encoded, tmp_path), read_all(encoded)
     content, noticed = (folder / name).read_bytes(), 0
     for place in range(3, len(content), max(len(content) // 100, 1)):

@@ -192,7 +192,7 @@ def test_a_damaged_shard_is_made_anew_with_a_remark(encoded, image_dir, vae, tmp
 
 
 def flip(path, name):
-    """Another bit in a tensor."""
+    """Flip a bit in a tensor."""
     content, tensor = path.read_bytes(), load_tensors(path)[1][name].contiguous().view(torch.uint8).numpy().tobytes()
     place = content.index(tensor)
     path.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
@@ -222,7 +222,7 @@ def test_a_wrong_shard_without_checksums_is_made_anew(encoded, image_dir, vae, t
 
 
 def test_other_images_of_the_same_names_are_refused_and_nothing_is_lost(encoded, image_dir, vae, tmp_path):
-    """Also of the same sizes in bytes, and times of change: the pixels tell."""
+    """Even with equal sizes in bytes and equal times of change: the pixels are compared."""
     folder, others = copy_set(encoded, tmp_path / "latents"), shutil.copytree(image_dir, tmp_path / "others")
     (folder / "shard-00005-of-00006.safetensors").unlink()
     for path in others.rglob("*.png"):

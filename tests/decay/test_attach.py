@@ -161,7 +161,7 @@ def test_a_model_that_was_compiled_is_compiled_anew_with_and_without_the_decay(c
 
 @pytest.mark.parametrize("case", ["diffusers", "torch"], indirect=True)
 def test_learned_alphas_are_inputs_of_a_compiled_model(case, request, exhaustive):
-    """--exhaustive compiles the model of diffusers, too: its hooks are those of the test above."""
+    """--exhaustive also compiles diffusers' model, which has the hooks of the test above."""
     if "diffusers" in request.node.name and not exhaustive:
         pytest.skip("with --exhaustive")
     attached = decay.attach(case.model, 0.7, schedule="learnable")

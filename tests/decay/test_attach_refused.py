@@ -1,4 +1,4 @@
-"""What decay.attach refuses: models it does not know, names that do not fit, a second time."""
+"""decay.attach refuses unknown models, names that do not fit, and a second call."""
 
 import copy
 

@@ -43,7 +43,7 @@ SCHEDULES = ("linear", "cosine", "learnable")
 
 
 def rounded(value, printed):
-    """`value` rounded to as many significant digits as the string `printed` shows."""
+    """Return `value` rounded to as many significant digits as the string `printed` shows."""
     digits = re.sub(r"e.*|\.", "", printed).lstrip("0")
     return float(f"{value:.{len(digits) - 1}e}")
 

@@ -16,7 +16,7 @@ NAMES = [name for name in SAMPLERS if name not in SAME and not SAMPLERS[name].le
 
 
 def sound(name, path):
-    """Whether the sampler takes the path."""
+    """Return whether the sampler supports the path."""
     try:
         SAMPLERS[name].check(path, name)
     except UserError:
@@ -36,13 +36,13 @@ def start(shape, seed=0):
 
 
 def noise_of(x, key="test", rows=None):
-    """Noise of each step for the batch x, whose samples have these numbers."""
+    """Return noise of each step for the batch x, whose samples have these numbers."""
     rows = torch.arange(len(x)) if rows is None else torch.tensor(rows)
     return lambda step: normal(key, step, rows=rows, shape=x.shape[1:])
 
 
 def gaussian(x_t, t, path=PATH):
-    """E[x | x_t] of pixels from N(MEAN, STD^2), each on its own, and the noise that belongs to it, also at t = 0."""
+    """Return E[x | x_t] of independent pixels from N(MEAN, STD^2), and the corresponding noise, also at t = 0."""
     alpha, sigma = expand(path.alpha(t), x_t), expand(path.sigma(t), x_t)
     variance = alpha**2 * STD**2 + sigma**2
     offset = x_t - alpha * MEAN

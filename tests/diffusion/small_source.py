@@ -13,7 +13,7 @@ PATH = VP()
 
 
 def network(**options):
-    """A U-ViT whose random output depends strongly on the image, the time and the label."""
+    """Return a U-ViT whose random output depends strongly on the image, the time and the label."""
     torch.manual_seed(0)
     sizes = dict(image_size=8, patch_size=4, channels=2, dim=32, depth=2, heads=2, num_classes=CLASSES)
     sizes["time_scale"] = 100.0  # at 999, untrained, it turns so fast with t that dopri5 takes 400 evaluations
@@ -24,7 +24,7 @@ NET = network()
 
 
 def counted():
-    """NET, and the sizes of the batches that it is called with."""
+    """Return NET, and the sizes of the batches that it is called with."""
     sizes = []
 
     def net(x, t, y):
@@ -46,7 +46,7 @@ def images(sampling, indices=range(10), labels=LABELS, seed=0, batch_size=10, of
 
 
 def few(name, count):
-    """`count`, or 2 of a sampler that takes one image after the other."""
+    """Return `count`, or 2 of a sampler that takes one image after the other."""
     return 2 if SAMPLERS[name].evaluations is None else count
 
 

@@ -14,7 +14,7 @@ from uvit_decay.runtime.errors import UserError
 
 
 def both():
-    """A network and its guide, which have other weights."""
+    """Return a network and its guide, which have other weights."""
     worse = network()
     with torch.no_grad():
         for parameter in worse.parameters():

@@ -19,7 +19,7 @@ PATH, CPU = DDPMLinear(), torch.device("cpu")
 
 
 def output(x, t):
-    """An output that depends on the state and the time: eps, and v beyond [-1, 1] too."""
+    """Return an output that depends on the state and the time: eps, and v beyond [-1, 1] too."""
     phase = 3 * t.reshape(-1, 1, 1, 1)
     return torch.cat([0.7 * x + 0.3 * torch.sin(x + phase), 1.2 * torch.cos(2 * x - phase)], dim=1)
 
@@ -30,7 +30,7 @@ def denoise(x, t):
 
 
 def dit(learned_variance=True):
-    """A small DiT with random weights in every layer."""
+    """Return a small DiT with random weights in every layer."""
     return loaded(depth=2, time="dit", learn_sigma=True, learned_variance=learned_variance).eval().requires_grad_(False)
 
 

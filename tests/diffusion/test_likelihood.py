@@ -17,7 +17,7 @@ CORRELATED = TURN @ torch.diag(torch.tensor([0.3, 0.5, 0.8, 1.2])) @ TURN.T  # s
 
 
 def velocity_of(path, root):
-    """The exact velocity where the data are N(MEAN, root root^T): per eigenvector of the covariance."""
+    """Return the exact velocity where the data are N(MEAN, root root^T): per eigenvector of the covariance."""
     variances, vectors = torch.linalg.eigh((root @ root.T).double())
 
     def net(x_t, t, y):

@@ -78,7 +78,7 @@ def batch(n=4):
 
 
 def hand_weights(tau):
-    """(alpha_t, sigma_t, w_t) in SiT's time tau = 1 - t, from the table of its paper."""
+    """Return (alpha_t, sigma_t, w_t) in SiT's time tau = 1 - t, from the table of its paper."""
     half = math.pi * tau / 2
     linear = (tau, 1 - tau, (1 - tau) ** 2 / tau + (1 - tau))
     gvp_rate = math.pi / (2 * math.tan(half))

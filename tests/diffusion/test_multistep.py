@@ -16,12 +16,12 @@ STEPS = pytest.mark.parametrize("steps", [5, 20, 50])
 
 
 def eps_of(x_t, t):
-    """A noise prediction that is neither linear nor local."""
+    """Return a noise prediction that is neither linear nor local."""
     return NET(x_t, t, torch.zeros(len(x_t), dtype=torch.int64))
 
 
 def scheduler_of(kind, steps, **options):
-    """A scheduler of diffusers with U-ViT's levels, and for each step its number and the time."""
+    """Return a scheduler of diffusers with U-ViT's levels, and for each step its number and the time."""
     abar = [math.exp(-(0.1 * t + 9.95 * t**2)) for t in (i / 1000 for i in range(1001))]
     scheduler = kind(1000, trained_betas=[1 - after / before for before, after in itertools.pairwise(abar)], **options)
     scheduler.set_timesteps(timesteps=[round(1000 * (1 - i / steps)) - 1 for i in range(steps)])
@@ -46,7 +46,7 @@ def test_dpm_solver_is_the_one_of_diffusers_with_noise_prediction(steps):
 
 
 def test_dpm_solver_on_the_linear_path_is_the_one_of_diffusers_for_flows():
-    """Its grid starts a little below 1, at 0.999, so that only the later steps are the same."""
+    """Diffusers' grid starts at 0.999 instead of 1, so that only the later steps are equal."""
     x, denoise = start((3, 1, 4, 4)), partial(gaussian, path=Linear())
     scheduler = DPMSolverMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=1.0)
     scheduler.set_timesteps(100)

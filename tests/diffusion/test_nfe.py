@@ -1,4 +1,4 @@
-"""How often a network is evaluated, counted and promised, and how often it is compiled."""
+"""The number of network evaluations, counted and promised, and the number of compilations."""
 
 import pytest
 import torch

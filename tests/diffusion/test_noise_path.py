@@ -29,7 +29,7 @@ def batch(seed, n=101, dtype=torch.float64):
 
 
 def inner_and_end(path):
-    """TIMES above 0, and below 1 where alpha_1 = 0."""
+    """Return TIMES above 0, and below 1 where alpha_1 = 0."""
     return TIMES[1:-1] if path in INTERPOLANTS else TIMES[1:]
 
 

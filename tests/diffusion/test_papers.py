@@ -1,4 +1,4 @@
-"""What U-ViT samples with, written here from its published equations: our presets of its name make the same images."""
+"""U-ViT's samplers, written from the published equations: our presets of their names make the same images."""
 
 import math
 from itertools import pairwise
@@ -33,19 +33,19 @@ def abar(t):
 
 
 def eps(x, t):
-    """NET's noise at the time t of U-ViT's SDE."""
+    """Return NET's noise at the time t of U-ViT's SDE."""
     with torch.no_grad():
         return NET(x, torch.full((COUNT,), t), torch.tensor(LABELS))
 
 
 def ours(name, steps, path=PATH):
-    """What our sampler makes of NET, a network of pixels, as `generate` would."""
+    """Sample NET, a network of pixels, with our sampler, as `generate` does."""
     *_, (_, actual) = SAMPLERS[name].run(source(path=path).denoiser(Sampling(name, steps), LABELS), START, steps, noise)
     return actual
 
 
 def euler_maruyama(steps):
-    """Official: dx = (f - g^2 score) dt + g dW backwards on {0} and `steps` times from 1e-3 to 1, no noise at last."""
+    """Official: dx = (f - g^2 score) dt + g dW backwards on 0 and `steps` times from 1e-3 to 1; last without noise."""
     grid = [0.0, *torch.linspace(1e-3, 1, steps, dtype=torch.float64).tolist()]
     x = START
     for step, (t, before) in enumerate(pairwise(reversed(grid))):
@@ -68,7 +68,7 @@ def log_snr(t):
 
 
 def time_of(log_snr):
-    """Its inverse on U-ViT's SDE."""
+    """Return the time t for a value of `log_snr`."""
     q = 2 * 19.9 * math.log1p(math.exp(-2 * log_snr))
     return q / ((math.sqrt(0.01 + q) + 0.1) * 19.9)
 
@@ -78,7 +78,7 @@ def on_sde(t):
 
 
 def singlestep(x, times, model, levels):
-    """A step of DPM-Solver of order len(times) - 1 (Lu et al. 2022, Algorithms 1 and 2), from times[0] to times[-1].
+    """Compute a step of DPM-Solver of order len(times) - 1 (Lu et al. 2022, Algorithms 1 and 2).
 
     `levels` gives alpha, sigma and half the log-SNR. With sigma, alpha, the log-SNR's negative, and a network of data
     it is DPM-Solver++ (Lu et al. 2022b).
@@ -125,7 +125,7 @@ LOG_ALPHAS = torch.cat([torch.zeros(1), 0.5 * torch.log1p(-BETAS).cumsum(0)]).to
 
 
 def on_levels(t):
-    """(alpha, sigma, half the log-SNR), log alpha linear between the levels."""
+    """Return (alpha, sigma, half the log-SNR), log alpha linear between the levels."""
     n = min(int(1000 * t), 999)
     log_alpha = LOG_ALPHAS[n] + (1000 * t - n) * (LOG_ALPHAS[n + 1] - LOG_ALPHAS[n])
     sigma = math.sqrt(1 - math.exp(2 * log_alpha))

@@ -46,7 +46,7 @@ def test_clip_keeps_the_samples_of_a_wild_network_in_range(name):
 
 
 def translated(path, native, target):
-    """NET, which predicts `native`, as a network that predicts `target`."""
+    """Return NET, which predicts `native`, as a network that predicts `target`."""
 
     def net(x_t, t, y):
         x, eps = denoise_fn(NET, path, native, y, clip=False)(x_t, t)

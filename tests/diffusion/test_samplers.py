@@ -52,7 +52,7 @@ def test_stochastic_samplers_alone_add_noise_at_every_step_but_the_last(name):
     x, steps, drawn = start((2, 1, 4, 4)), 5, []
 
     def final(changed):
-        """The sample, with other noise in step `changed`."""
+        """Return the sample, with other noise in step `changed`."""
 
         def noise(step):
             drawn.append(step)

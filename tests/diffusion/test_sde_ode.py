@@ -19,7 +19,7 @@ FINITE += [(path, "sigma", True) for path in PATHS]
 
 
 def denoiser(path, low=1e-3, high=1.0, times=None):
-    """Of pixels from N(MEAN, STD^2); `times` takes the times that it is called with."""
+    """Return a denoiser of pixels from N(MEAN, STD^2); `times` collects the times of its calls."""
 
     def denoise(x_t, t):
         if times is not None:

@@ -18,7 +18,7 @@ PREVIEW = {"class_path": "uvit_decay.callbacks.Preview", "init_args": {"every_n_
 
 
 def callbacks(*chosen):
-    """The flags of a run with these callbacks alone."""
+    """Return the flags of a run with these callbacks alone."""
     return ["--trainer.callbacks", json.dumps(chosen)]
 
 
@@ -26,7 +26,7 @@ QUICK = [*TINY, *callbacks(EMA, PREVIEW, LAST)]
 
 
 def run_doctor(monkeypatch, capsys, folder, *flags):
-    """The exit code, the lines and the error of `python train.py doctor`; nothing may be left in its folder."""
+    """Return the exit code, the lines and the error of `python train.py doctor`; nothing may be left in its folder."""
     monkeypatch.setattr("uvit_decay.doctor.rehearsal.SECONDS", 0.1)
     before = sorted(folder.rglob("*"))
     code = 0
@@ -41,7 +41,7 @@ def run_doctor(monkeypatch, capsys, folder, *flags):
 
 
 def of(lines, subject):
-    """The texts of the findings on a subject, with their levels."""
+    """Return the texts of the findings on a subject, with their levels."""
     return [line for line in lines if re.match(rf"\w+ +{subject}: ", line)]
 
 

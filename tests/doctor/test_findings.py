@@ -1,4 +1,4 @@
-"""What a process can see by itself: versions, weights, disks, launchers, and what a step and the run cost."""
+"""Findings of one process: versions, weights, disks, launchers, and the cost of a step and of the run."""
 
 import math
 from contextlib import nullcontext
@@ -23,7 +23,7 @@ BY_HAND = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "NODE_RANK": "0"}
 
 
 def run_of(folder, *callbacks, data=None, task=None, **options):
-    """A run that has not started; its data are loaded."""
+    """Return a run that has not started; its data are loaded."""
     data = data or Digits(32)
     data.load()
     return Run(tiny_trainer(folder, *callbacks, **options), task or tiny_task(), data)
@@ -120,7 +120,7 @@ def test_callbacks_are_counted_as_they_run(tmp_path, every, epochs, at_end, time
 
 
 def check_trainer(monkeypatch, devices, nodes, environment):
-    """A trainer in an environment, whose strategy is ddp if there are several processes."""
+    """Check a trainer in an environment; its strategy is ddp if there are several processes."""
     for name, word in environment.items():
         monkeypatch.setenv(name, word)
     strategy = "ddp" if devices * nodes > 1 else "auto"

@@ -1,4 +1,4 @@
-"""Features on disk: complete, or known to be incomplete; never those of something else."""
+"""Features on disk are complete, or known to be incomplete, and never belong to something else."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def features():
 
 @pytest.fixture
 def store(tmp_path, features):
-    """With its second part missing."""
+    """Return a store whose second part is missing."""
     store = FeatureStore(tmp_path / "features", {"of": "something"}, PARTS)
     assert store.open() == PARTS
     for part in (PARTS[0], PARTS[2]):

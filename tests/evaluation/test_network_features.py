@@ -30,7 +30,7 @@ REFERENCE = ["--reference", "digits:train"]
 
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory):
-    """A small ResNet that has seen some digits."""
+    """Return a small ResNet that has seen some digits."""
     folder = tmp_path_factory.mktemp("classifier")
     torch.manual_seed(0)
     net = ResNet(8, 1, width=2, depth=7, num_classes=10, stem="cifar", pixels="unit")
@@ -69,7 +69,7 @@ def test_test_images_are_as_good_as_the_real_images_beside_them(classifier, digi
 
 @pytest.mark.parametrize("features", ["small-cnn", "CLASSIFIER"])
 def test_numbers_of_training_are_computed_again(classifier, features, tmp_path, monkeypatch):
-    """In the same features, which training names like the command."""
+    """With the same features, which training names like the command."""
     trained_once(monkeypatch)
     name = str(classifier) if features == "CLASSIFIER" else features
     metrics = GenerationMetrics(name, num=40, metrics=["fd"], allow_few=True)

@@ -71,7 +71,7 @@ def test_flipped_bits_are_noticed_or_change_nothing(tmp_path, kind, save):
 
 
 def header(**values):
-    """The bytes of an array that says this of itself."""
+    """Return the bytes of an array that says this of itself."""
     file = io.BytesIO()
     np.lib.format.write_array_header_1_0(
         file, {"descr": "|u1", "fortran_order": False, "shape": (6, 8, 8, 3), **values}
@@ -167,7 +167,7 @@ def test_statistics_too_large_to_be_meant_or_unlike_their_header_are_not_read(tm
 
 
 def test_an_array_written_to_a_pipe_is_read(tmp_path):
-    """Its size follows its bytes."""
+    """Such an archive has the size of the array after its bytes."""
 
     class Pipe(io.BytesIO):
         def tell(self):

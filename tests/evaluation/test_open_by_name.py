@@ -28,7 +28,7 @@ def images():
 
 @pytest.fixture
 def forms(images, tmp_path):
-    """The same images as a folder, a zip, an array and a compressed array."""
+    """Return the same images as a folder, a zip, an array and a compressed array."""
     (tmp_path / "folder").mkdir()
     save_pngs(tmp_path / "folder", [images])
     with zipfile.ZipFile(tmp_path / "zipped.zip", "w") as archive:

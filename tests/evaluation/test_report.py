@@ -1,4 +1,4 @@
-"""What a report says beside the metrics."""
+"""The parts of a report besides the metrics."""
 
 from unittest.mock import Mock
 

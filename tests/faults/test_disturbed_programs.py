@@ -1,4 +1,4 @@
-"""What happens to the files of a program while it runs: a second program, a folder that vanishes, a disk that fills."""
+"""Files of a running program that is disturbed: by a second program, a deleted folder, or a full disk."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ EACH = 9  # moments of each program when all are tried
 
 
 def parts(folder: Path) -> dict[Path, int]:
-    """The finished parts of the work, and when they were written."""
+    """Return the finished parts of the work, and when they were written."""
     return {path: path.stat().st_mtime_ns for pattern in PARTS for path in folder.glob(pattern)}
 
 

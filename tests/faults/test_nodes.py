@@ -30,7 +30,7 @@ def two(tmp_path_factory) -> Iterator[TwoNodes]:
 
 @pytest.fixture
 def start(two, programs, tmp_path) -> Start:
-    """Starts a command on both nodes, or on some, with variables of the environment."""
+    """Return a function that starts a command on both nodes, or on some, with environment variables."""
 
     def started(*words: object, only: tuple[int, ...] = (0, 1), seconds: float = 0, **variables: str) -> list[Program]:
         impatient = ["tests/shared/surroundings.py", f"impatient={seconds}"] if seconds else []

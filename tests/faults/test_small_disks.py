@@ -23,7 +23,7 @@ def free_pages(expected: dict[str, bytes], exhaustive: bool) -> list[int]:
 
 
 def with_old_files(folder: Path, expected: dict[str, bytes]) -> Path:
-    """A folder in which each file that a program replaces exists."""
+    """Return a folder in which each file that a program replaces exists."""
     for name in expected:
         if name.partition("/")[0] not in RESUMED:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)

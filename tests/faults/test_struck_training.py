@@ -84,7 +84,7 @@ def test_all_ranks_stop_at_the_same_step_if_one_is_warned(training, tmp_path):
 
 @pytest.fixture(scope="module")
 def killed(training, tmp_path_factory):
-    """A folder with a run that was killed in its tenth step."""
+    """Return a folder with a run that was killed in its tenth step."""
     folder = tmp_path_factory.mktemp("killed")
     assert training.start(folder, at=Moment(STEP, 9, 9)).wait() == -9
     return folder

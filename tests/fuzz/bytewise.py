@@ -49,7 +49,7 @@ def empty(data: bytes, random: Random) -> bytes:
 
 
 def another_kind(data: bytes, random: Random) -> bytes:
-    """Return a small file of another kind, such as the page that a server sent in place of it."""
+    """Return a small file of another kind, such as a server's error page instead of the file."""
     return random.choice(OTHERS)
 
 

@@ -43,7 +43,7 @@ def known_pictures(before: Mapping[str, Any], after: Mapping[str, Any], file: Pa
 
 
 def make_pngs(folder: Path, sources: Sources) -> None:
-    """Pictures of several modes, as large as they are read: nothing is scaled."""
+    """Make pictures of several modes, as large as they are read: nothing is scaled."""
     for i, mode in enumerate(MODES):
         (folder / "images" / "cd"[i % 2]).mkdir(parents=True, exist_ok=True)
         grey = Image.fromarray(noise(SIDE, SIDE, seed=i).astype(np.uint16) * 257) if mode == "I;16" else None

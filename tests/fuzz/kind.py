@@ -1,4 +1,4 @@
-"""What a kind of file is to the fuzz suite, and what is the same about two values that were read."""
+"""The kinds of files for the fuzz suite, and the comparison of two values that were read."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ DIGITS = tuple("0123456789")
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
-    """The folder checkpoints of a run of 12 steps that kept step 6."""
+    """Return the folder checkpoints of a run of 12 steps that kept step 6."""
     folder = tmp_path_factory.mktemp("run")
     callbacks = EMA(0.9), LastCheckpoint(every_n_steps=10_000, keep_every_n_steps=6)
     tiny_trainer(folder, *callbacks, max_steps=12).fit(tiny_task(lr=1e-2), Digits(32))

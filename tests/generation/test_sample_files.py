@@ -25,7 +25,7 @@ def array(folder):
 
 @pytest.fixture(scope="module")
 def ten(trained, tmp_path_factory):
-    """The folder in which --out p of ten images lies, and the options that made them."""
+    """Return the folder in which --out p of ten images lies, and the options that made them."""
     folder, args = tmp_path_factory.mktemp("ten"), ["--ckpt", trained, "--steps", 2, "--out", "p"]
     with pytest.MonkeyPatch.context() as patch:
         sample(patch, folder, *args, "--num", 10)

@@ -97,7 +97,7 @@ def test_every_sampler_makes_the_same_pictures(tmp_path):
 
 
 def meanings(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """The names that a file gives, and to what."""
+    """Yield the names that a file gives, and to what."""
     for node in tree.body:
         if isinstance(node, ast.Import | ast.ImportFrom):
             origin = node.module if isinstance(node, ast.ImportFrom) else ""

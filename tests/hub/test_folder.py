@@ -52,7 +52,7 @@ def opened(folder):
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
-    """The bundled checkpoint, exported."""
+    """Return the bundled checkpoint, exported."""
     return export(BUNDLED, tmp_path_factory.mktemp("digits"))
 
 
@@ -191,7 +191,7 @@ def test_what_a_loaded_pipeline_saves_loads_again(digits, tmp_path):
 
 
 def code_file(folder, text):
-    """A file of Python under the name that an export gives to this text."""
+    """Return a file of Python under the name that an export gives to this text."""
     path = folder / f"{name_code('DecayPipeline', text).name}.py"
     path.write_text(text)
     return path

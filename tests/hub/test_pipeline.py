@@ -21,7 +21,7 @@ FAST = {"num_inference_steps": 2}
 
 @pytest.fixture(scope="module")
 def pipeline():
-    """That of the bundled checkpoint."""
+    """Return the pipeline of the bundled checkpoint."""
     pipeline = build_pipeline(load(BUNDLED))
     pipeline.set_progress_bar_config(disable=True)
     return pipeline

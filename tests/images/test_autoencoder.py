@@ -23,7 +23,7 @@ WEIGHTS = "diffusion_pytorch_model.safetensors"
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    """An AutoencoderTiny with the same latents."""
+    """Return an AutoencoderTiny with the same latents."""
     torch.manual_seed(1)
     options = dict(encoder_block_out_channels=(8,) * 4, decoder_block_out_channels=(8,) * 4)
     folder = tmp_path_factory.mktemp("tiny")
@@ -36,7 +36,7 @@ def random_images(count=3, size=64):
 
 
 def changed(folder, target, **values):
-    """A copy of a saved autoencoder with other values in its configuration."""
+    """Return a copy of a saved autoencoder with other values in its configuration."""
     shutil.copytree(folder, target)
     config = json.loads((folder / "config.json").read_text()) | values
     (target / "config.json").write_text(json.dumps(config))
@@ -215,7 +215,7 @@ def test_what_is_no_autoencoder_is_refused_in_one_line(vae, tmp_path):
 
 @pytest.fixture(scope="module")
 def deep(tmp_path_factory):
-    """An AutoencoderDC of 4 pixels a cell."""
+    """Return an AutoencoderDC of 4 pixels a cell."""
     torch.manual_seed(2)
     sides = ("encoder", "decoder")
     sizes = {f"{side}_block_out_channels": (8, 8, 8) for side in sides}

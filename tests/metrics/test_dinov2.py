@@ -41,7 +41,7 @@ def standardised(pixels):
 
 
 def by_torchvision(protocol, images):
-    """What dgm-eval does with a picture; and EDM2, by Pillow's filter on channels of floats."""
+    """Preprocess a picture as dgm-eval does, and as EDM2 does with Pillow's filter on float channels."""
     if protocol == "dinov2-dgm":
         size = [DINOV2_SIZE, DINOV2_SIZE]
         pictures = [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in images]

@@ -55,7 +55,7 @@ def close(one, other, limit=1e-5):
 
 
 def by_hand(theirs, x):
-    """Features of images that are 299x299 in [-1, 1] already, and the activations behind Mixed_6d's first branch."""
+    """Return features of 299x299 images in [-1, 1], and the activations of Mixed_6d's first branch."""
     kept = []
     handle = theirs.Mixed_6d.branch1x1.register_forward_hook(lambda module, args, output: kept.append(output))
     names = [name for name, _ in theirs.named_children() if name != "fc"]

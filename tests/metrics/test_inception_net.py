@@ -23,7 +23,7 @@ def state(weights):
 
 
 def refused(path=None):
-    """The one line that `path` is refused with."""
+    """Return the one line with which `path` is refused."""
     extractor = Inception(None if path is None else str(path))
     with pytest.raises(UserError) as caught:
         prepare(extractor)
@@ -78,7 +78,7 @@ def test_a_file_that_is_no_state_dict_never_runs(tmp_path):
 
 @pytest.fixture
 def cached(monkeypatch, tmp_path):
-    """Where torch's cache, now an empty one, would have the file; there is no network."""
+    """Return the path of the file in torch's cache, which is empty; there is no network."""
 
     def unreachable(*args, **options):
         raise OSError("no network")

@@ -20,7 +20,7 @@ def features(n, d=8, seed=0, shift=0.0):
 
 
 def projected(side, count):
-    """The numbers of each direction, float64 (count, n)."""
+    """Return the numbers of each direction, float64 (count, n)."""
     directions = normal("sliced Wasserstein", rows=torch.arange(count), shape=(side.shape[1],))
     return (F.normalize(directions, dim=1).double() @ side.double().T).numpy()
 

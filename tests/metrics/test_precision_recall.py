@@ -28,7 +28,7 @@ def line(*points):
 
 
 def by_loop(queries, keys, k):
-    """The k smallest (distance, index) of each query."""
+    """Return the k smallest (distance, index) of each query."""
     rows = [
         sorted((float((q - key).square().sum()), j) for j, key in enumerate(keys.double())) for q in queries.double()
     ]

@@ -97,6 +97,6 @@ def blocks_of(net):
 
 
 def gradients(net, arguments):
-    """Of a loss, for each parameter that is trained."""
+    """Return the gradients of a loss for each parameter that is trained."""
     net(*arguments).square().mean().backward()
     return {name: parameter.grad for name, parameter in net.named_parameters() if parameter.requires_grad}

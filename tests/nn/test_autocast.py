@@ -12,7 +12,7 @@ def autocast():
 
 
 def dtypes_under_autocast(net, arguments):
-    """Of what each module gives, and of what each norm of a block gets, in a forward and a backward pass."""
+    """Return the dtypes of modules' outputs and of norms' inputs, in a forward and a backward pass."""
     actual = defaultdict(set)
     for name, module in net.named_modules():
         module.register_forward_hook(lambda *call, name=name: actual[name].add(call[-1].dtype))

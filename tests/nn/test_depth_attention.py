@@ -24,7 +24,7 @@ each_schedule = pytest.mark.parametrize("schedule", DEPTH_ATTENTION)
 
 
 def fitting(kind):
-    """The schedules of a network: those with time need a denoiser."""
+    """Return the schedules of a network: those with time need a denoiser."""
     return [name for name, entry in DEPTH_ATTENTION.items() if kind in DENOISERS or not entry.time]
 
 
@@ -46,7 +46,7 @@ def values(branches=BRANCHES):
 
 
 def states(found, outputs, time=None):
-    """What each reader but the first reads, given the embeddings and the outputs of branches."""
+    """Return the inputs of all readers but the first, given the embeddings and the outputs of branches."""
     sources, rows = Sources(found.kind, outputs[0], len(outputs) - 1), []
     for output in outputs[1:]:
         sources.add_branch(output)
@@ -55,7 +55,7 @@ def states(found, outputs, time=None):
 
 
 def seen_by(kind, reader, v):
-    """The sources of a reader, 2..N + 1, written again from the papers."""
+    """Return the sources of a reader, 2..N + 1, written again from the papers."""
     done, s = reader - 1, kind.group
     whole = (done - (reader == len(v))) // s  # the output sees the last group as it is while it runs
     if kind.sums:

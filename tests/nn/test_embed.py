@@ -9,7 +9,7 @@ from uvit_decay.nn.embed import PatchEmbed, timestep_embedding, unpatchify
 
 
 def naive_tokens(image, patch):
-    """One token a patch, row by row; values ordered (row, column, channel)."""
+    """Return one token a patch, row by row; values ordered (row, column, channel)."""
     count, channels, side, _ = image.shape
     tokens = torch.empty(count, (side // patch) ** 2, patch * patch * channels)
     for b in range(count):

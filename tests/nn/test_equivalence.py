@@ -1,4 +1,4 @@
-"""What a decayed network is: the network of plain shortcuts whose branch k is multiplied by 1 / P_{k+1} (`gain`).
+"""A decayed network equals the network of plain shortcuts whose branch k is multiplied by 1 / P_{k+1} (`gain`).
 
 Its long skips are scaled, too: `gain` with `skip_scale: stream` is the decay with the same weights.
 """
@@ -43,7 +43,7 @@ def mae(**options):
 def denoiser(kind, merges, concat):
     def make(**options):
         def absorbed(net):
-            """A merge W [x, s] + b or x + W s + b at P of the stream absorbs the ratio of the skip's P to it."""
+            """Return factors by which merges W [x, s] + b or x + W s + b absorb a skip's P over the P of the stream."""
             factors, blocks = {}, kind.blocks
             for j, name in enumerate(merges):
                 here, skip = product(net, blocks - len(merges) + j), product(net, len(merges) - j)

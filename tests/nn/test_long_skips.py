@@ -34,7 +34,7 @@ def products(blocks, alpha_min):
 
 
 def by_hand(net, blocks, scale, j, state):
-    """The factors of skip j, written again from the papers; c is a number or one factor a token."""
+    """Return the factors of skip j, written again from the papers; c is a number or one factor a token."""
     if isinstance(scale, float):
         return scale, 1.0
     kind, _, value = scale.partition(":")

@@ -31,7 +31,7 @@ def small(**options):
 
 
 def loaded(dtype=torch.float64, **options):
-    """A network with random weights in the layout of its file, and these weights."""
+    """Return a network with random weights in the layout of its file, and these weights."""
     net = small(**options).to(dtype)
     layout = reference.mae_shapes(**SMALL, wiring=options.get("wiring", "official"))
     state = {name: value.to(dtype) for name, value in reference.random_values(layout, 0).items()}

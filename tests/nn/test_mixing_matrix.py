@@ -13,7 +13,7 @@ KINDS = (UVIT, SIT, DECAYED_SIT, CONCAT_SIT, VIT)
 
 
 def watch(net):
-    """The first state, the inputs of branches, their outputs, and those of merges, filled by the next forward pass."""
+    """Return the first state, and the branches' inputs, outputs and merges, which the next forward pass fills in."""
     seen = {"inputs": [], "branches": [], "merges": [], "gates": [], "blocks": []}
 
     def keep(name):

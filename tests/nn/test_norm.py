@@ -1,4 +1,4 @@
-"""RMSNorm in place of LayerNorm, and norms of queries and keys, against formulas written out."""
+"""RMSNorm instead of LayerNorm, and norms of queries and keys, compared with written-out formulas."""
 
 import math
 
@@ -17,7 +17,7 @@ both_types = pytest.mark.parametrize("norm_type", ["layer", "rms"])
 
 
 def random_weights(module, seed=0):
-    """The module with weights that all matter."""
+    """Return the module with weights that all matter."""
     names = {name: value.shape for name, value in module.named_parameters() if name != "alphas"}
     module.load_state_dict(module.state_dict() | random_values(names, seed))
     return module
@@ -75,7 +75,7 @@ def test_a_block_of_sit_is_its_formula(norm_type):
 
 
 def networks(**options):
-    """A small network of each class."""
+    """Return a small network of each class."""
     size = {name: value for name, value in SMALL.items() if not name.startswith("decoder")} | dict(num_classes=3)
     uvit, sit = UVIT.small(**options), DECAYED_SIT.small(**options)
     return uvit, sit, ViT(**size, **options), ViT(**size, pool="mean", **options), MAE(**SMALL, **options)

@@ -61,7 +61,7 @@ def test_layerscale_starts_smaller_in_deeper_networks(blocks, initial):
 
 
 def by_hand(block, x, weights, c):
-    """The branches of a block of either kind, with the weights of its two branches, in plain operations."""
+    """Return the branches of a block of either kind, with the weights of its two branches, in plain operations."""
     shift, scale, gate = (0.0, 0.0), (0.0, 0.0), (1.0, 1.0)
     if c is not None:
         (*shift_scale_gate,) = block.adaLN_modulation(c)[:, None].chunk(6, dim=-1)
@@ -162,7 +162,7 @@ def test_a_resnet_takes_the_entries_that_do_not_count_blocks_of_two():
 
 
 def falling(count):
-    """A schedule of one's own."""
+    """Return a schedule of one's own."""
     return [(1.0 - k / 10, 1.0 + k) for k in range(count)]
 
 

@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 
 
 def ddae(passed):
-    """A bare linear layer, Adam and CosineAnnealingLR."""
+    """Return a bare linear layer, Adam and CosineAnnealingLR."""
     return 0.05 * (1 + math.cos(math.pi * int(passed) / 9)) / 2
 
 
@@ -24,7 +24,7 @@ def repa(passed):
 
 
 def in100(passed):
-    """The rate is set from the epoch that has just ended: the first two share the full one."""
+    """Set the rate from the epoch that has just ended: the first two epochs have the full rate."""
     return 0.05 * (1 + math.cos(math.pi * max(int(passed) - 1, 0) / 9)) / 2
 
 
@@ -32,7 +32,7 @@ OPTIMIZERS = {ddae: torch.optim.Adam, repa: LARS, in100: torch.optim.AdamW}
 
 
 def alone(probe, rate, passes, labels, test, test_labels):
-    """One layer: a loop of its own, from the same start."""
+    """Train one layer in a loop of its own, from the same start."""
     start, linear = probe.start(5, 3), nn.Linear(5, 3)
     linear.load_state_dict(start[-1].state_dict())
     model = nn.Sequential(nn.BatchNorm1d(5, eps=1e-6), linear) if rate is repa else linear

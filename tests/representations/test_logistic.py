@@ -24,7 +24,7 @@ def noise(*shape, seed=0):
 
 
 def planted(n, y, strength, d=10, seed=0):
-    """Noise around a mean for each class."""
+    """Return noise around a mean for each class."""
     return noise(n, d, seed=seed) + strength * noise(CLASSES, d, seed=99)[y]
 
 
@@ -44,7 +44,7 @@ def scikit_learn(train, y, test, y2, l2):
 
 
 def converged(x, y, penalties, iterations=200):
-    """Weights (m, r, k, d + 1) of standardised features, in their own coordinates."""
+    """Return weights (m, r, k, d + 1) of standardised features, in their own coordinates."""
     frame = logistic.Frame.of(x)
     problem = logistic.Logistic(x, frame, y, torch.tensor(penalties), int(y.max()) + 1)
     w = logistic.minimise(problem, problem.start, iterations, 1e-6)

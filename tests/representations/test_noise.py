@@ -43,12 +43,12 @@ class LinearNet(torch.nn.Module):
 
 
 def shares_of(data, **options):
-    """The scores of the linear network by name, each (levels, layers)."""
+    """Return the scores of the linear network by name, each (levels, layers)."""
     return Prober(LinearNet(), Linear(), data, Probing(**ALONE | options), CPU).grid(Processes()).scores
 
 
 def defined_shares(states):
-    """The definition in numpy, with one loop over the images."""
+    """Return the definition in numpy, with one loop over the images."""
     n, k = states.shape[:2]
     states = states.double().flatten(2).numpy()
     means = states.mean(axis=1)

@@ -19,7 +19,7 @@ def patch_features(n=20, p=30, d=9, seed=0):
 
 
 def planted(n=4, p=25, groups=3, d=16, noise=0.3, seed=0):
-    """Patches about `groups` orthogonal directions, and which they are about."""
+    """Return patches about `groups` orthogonal directions, and which they are about."""
     g = torch.Generator().manual_seed(seed)
     labels = torch.arange(n * p).remainder(groups)[torch.randperm(n * p, generator=g)].reshape(n, p)
     return torch.eye(d)[labels] + noise * torch.randn(n, p, d, generator=g) / d**0.5, labels

@@ -32,7 +32,7 @@ def prober(data, reference=None, **options):
 
 
 def pixels(data, count=60, rows=None):
-    """The pixels of the test images that are probed, as a reference."""
+    """Return the pixels of the test images that are probed, as a reference."""
     rows = list(range(count)) if rows is None else rows
     chosen = choose_images(Probing(**SMALL), data)[1]
     x = data.test.images[[chosen[row] for row in rows]].flatten(1).float()

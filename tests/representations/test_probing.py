@@ -42,7 +42,7 @@ class Planted(torch.nn.Module):
 
 
 def planted_data() -> Digits:
-    """600 images of three classes whose first three pixels are the one-hot class."""
+    """Return 600 images of three classes whose first three pixels are the one-hot class."""
     data, random = Digits(), torch.Generator().manual_seed(1)
     data.class_names = ("a", "b", "c")
     for split in ("train", "test"):

@@ -31,18 +31,18 @@ SINGLE = [name for name, protocol in PROTOCOLS.items() if isinstance(protocol, P
 
 @pytest.fixture(scope="module")
 def pixels(digits):
-    """The digits' pixels as features."""
+    """Return the digits' pixels as features."""
     train, test = (images.images.flatten(1).float() / 255 for images in (digits.train, digits.test))
     return cells(train, digits.train.labels, test, digits.test.labels)
 
 
 def cells(train, labels, test, test_labels):
-    """A grid of one."""
+    """Return features of one layer."""
     return Cells(lambda _: train[None], labels, test[None], test_labels, 10, CPU)
 
 
 def outcome_of(protocol, cells, **options):
-    """The scores, and what was chosen."""
+    """Return the scores and the chosen values."""
     outcome = PROTOCOLS[protocol].evaluate(cells, Classification(**options))
     assert tuple(outcome.values) == PROTOCOLS[protocol].scores
     return {name: float(value[0]) for name, value in outcome.values.items()}, outcome.chosen

@@ -23,7 +23,7 @@ def entropy(spectrum):
 
 
 def with_spectrum(sigma, n=12, d=9, centre="sample"):
-    """A matrix whose centred singular values are `sigma`: its rows, or columns, have zero mean."""
+    """Return a matrix whose centred singular values are `sigma`: its rows, or columns, have zero mean."""
     g = torch.Generator().manual_seed(3)
     left, right = (torch.randn(size, len(sigma), generator=g, dtype=torch.float64) for size in (n, d))
     if centre == "sample":

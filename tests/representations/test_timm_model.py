@@ -25,7 +25,7 @@ def weights(name=NAME, **options):
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
-    """Of a model with a head."""
+    """Write the weights of a model with a head."""
     path = tmp_path_factory.mktemp("timm") / "vit.pth"
     torch.save({"model": weights().state_dict(), "epoch": 3}, path)
     return path

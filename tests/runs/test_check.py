@@ -1,4 +1,4 @@
-"""What a resumed run takes from its checkpoint, what from its flags, and what it refuses."""
+"""A resumed run: values of its checkpoint, values of its flags, and refusals."""
 
 import csv
 import functools

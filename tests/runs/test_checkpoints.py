@@ -26,7 +26,7 @@ TINY += ['--trainer.callbacks=[{"class_path": "LastCheckpoint", "init_args": {"e
 
 
 def run(monkeypatch, caplog, folder, *flags):
-    """What a run of train.py says of the checkpoint from which it resumes."""
+    """Run train.py, and return its lines about the checkpoint from which it resumes."""
     caplog.clear()
     train(monkeypatch, folder, "fit", *TINY, *flags)
     (line,) = [text for text in caplog.messages if "--ckpt_path" in text]
@@ -163,7 +163,7 @@ def test_a_kill_between_any_two_renames_leaves_the_newest_under_a_known_name(tmp
 
 
 def rank_of_two(folder, rank):
-    """What two ranks resume from, when they share a folder and when they do not."""
+    """Return the checkpoint from which each of two ranks resumes, with and without a shared folder."""
     said = []
     for place in (folder / "shared", folder / f"of rank {rank}"):
         place.mkdir(exist_ok=True)

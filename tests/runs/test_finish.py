@@ -35,7 +35,7 @@ def kill_at_the_end(monkeypatch, callback):
 
 @pytest.fixture
 def command(tmp_path, monkeypatch):
-    """Runs the same command of three steps in a folder."""
+    """Return a function that runs the same command of three steps in a folder."""
     content = digits_config(**KEPT)
     callbacks = content["trainer"]["callbacks"]
     content["trainer"]["callbacks"] = [each for each in callbacks if each["class_path"].rpartition(".")[2] in KEPT]

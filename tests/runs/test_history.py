@@ -1,4 +1,4 @@
-"""Histories: lines in one schema, complete whatever happens, and cut where a run resumes."""
+"""Histories: lines in one schema, complete after any kill, and cut where a run resumes."""
 
 import json
 import math
@@ -48,7 +48,7 @@ def test_a_run_that_is_killed_while_it_writes_leaves_whole_lines(tmp_path, monke
 
 @pytest.fixture(params=["measurements", "rows"])
 def kind(request, tmp_path):
-    """A function that cuts a kind of history, the path of one with steps 20, 40 and 60, and its steps."""
+    """Return a function that cuts a kind of history, the path of one with steps 20, 40 and 60, and its steps."""
     path = tmp_path / "history"
     if request.param == "measurements":
         for step in (20, 40, 60):

@@ -21,7 +21,7 @@ EVERY = {"every_n_steps": 10, "at_end": False}
 
 
 def a_run(folder, version, *more, stop=20, ckpt_path=None):
-    """The folder of a run of 20 steps, or of fewer, that is evaluated after every ten."""
+    """Return the folder of a run of 20 steps, or of fewer, that is evaluated after every ten."""
     callbacks = [LinearProbes(times=(0.1,), max_train=50, max_test=50, **EVERY), StopAt(stop), *more]
     logger = RunLogger("x", str(folder), version)
     options = {"logger": logger, "max_steps": 20, "log_every_n_steps": 4}

@@ -29,7 +29,7 @@ CSV = ["--trainer.logger+=CSVLogger", "--trainer.logger.save_dir=csv"]
 
 
 def fit(monkeypatch, folder, steps, *flags, ckpt_path="auto"):
-    """Launch a run of so many steps; return its experiment's folder."""
+    """Launch a run of this number of steps; return its experiment's folder."""
     train(monkeypatch, folder, "fit", *TINY, f"--ckpt_path={ckpt_path}", f"--trainer.max_steps={steps}", *flags)
     return folder / "runs" / "digits"
 
@@ -39,7 +39,7 @@ def step(run):
 
 
 def trained_steps(log):
-    """The steps of a metrics.csv that have a training loss, in the order of the rows."""
+    """Return the steps of a metrics.csv that have a training loss, in the order of the rows."""
     return [step for step, values in read_rows(log) if "train/loss" in values]
 
 
@@ -49,7 +49,7 @@ def contents(folder):
 
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory):
-    """The folder of a run of 12 steps in three launches; in the second one, the first one's last save was lost."""
+    """Return the folder of a run of 12 steps in three launches; the second one lacks the last save of the first."""
     folder = tmp_path_factory.mktemp("launched")
     with pytest.MonkeyPatch.context() as patch:
         run = fit(patch, folder, 4, *CSV) / "version_0"

@@ -88,7 +88,7 @@ def test_an_error_on_one_process_ends_all_with_a_line(programs, tmp_path, fails,
 
 @pytest.fixture(scope="module")
 def one(trained, tmp_path_factory):
-    """What one process makes: images, classes."""
+    """Return the images and classes of one process."""
     folder = tmp_path_factory.mktemp("one")
     with pytest.MonkeyPatch.context() as patch:
         sample(patch, folder, *small(trained, "--num"), "--out", "one.npz")

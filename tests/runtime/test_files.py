@@ -111,7 +111,7 @@ with user_errors(), claim_paths(Path(sys.argv[1])):
 
 
 def claim(path):
-    """A program that writes `path` until its input ends."""
+    """Return a program that writes `path` until its input ends."""
     command = [sys.executable, "-c", CLAIM, str(path)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

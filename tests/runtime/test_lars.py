@@ -8,7 +8,7 @@ from uvit_decay.runtime.optimizers import LARS
 
 
 def reference(values, gradients, lr, momentum, weight_decay, trust=0.001):
-    """Weights after each step: plain numpy, in float64."""
+    """Return weights after each step: plain numpy, in float64."""
     w, m = np.array(values, np.float64), 0.0
     for gradient in gradients:
         d, q = np.array(gradient, np.float64), 1.0

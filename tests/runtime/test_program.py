@@ -1,4 +1,4 @@
-"""How messages name the commands of this process, and files of the package by name."""
+"""Messages name the commands of this process, and files of the package, by their names."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Tiny CIFAR sets for the tests, which take the place of the official ones."""
+"""Tiny CIFAR sets, used instead of the official ones."""
 
 import hashlib
 import pickle
@@ -21,7 +21,7 @@ CLASSES = {"labels": 10, "fine_labels": 100, "coarse_labels": 20}
 
 
 def contents(cifar) -> dict[str, dict]:
-    """The dicts of a tiny set by file name: five images in each batch, noise under labels that reach both ends."""
+    """Return the dicts of a tiny set by file name: five noise images per batch, and labels that reach both ends."""
     official, rng, files = SETS[cifar], np.random.default_rng(0), {}
     keys = ["labels"] if cifar is CIFAR10 else ["fine_labels", "coarse_labels"]
     for name, _ in official.train_list + official.test_list:
@@ -39,7 +39,7 @@ def md5(path) -> str:
 
 @contextmanager
 def run_server(folder: Path, handler: type = SimpleHTTPRequestHandler) -> Iterator[tuple[str, list[str]]]:
-    """The address of a server of the files in a folder, and the paths that it was asked for."""
+    """Yield the address of a server of the files in a folder, and the list of requested paths."""
     asked: list[str] = []
 
     class Handler(handler):
@@ -60,7 +60,7 @@ def run_server(folder: Path, handler: type = SimpleHTTPRequestHandler) -> Iterat
 
 
 def write_cifar(cifar, folder: Path, patch: pytest.MonkeyPatch, **changes: bytes) -> Path:
-    """The extracted folder of a tiny set in `folder`, whose files are now the official ones; some may be `changes`."""
+    """Write a tiny set, extracted, to `folder` and let its files count as the official ones, apart from `changes`."""
     official = SETS[cifar]
     target = folder / official.base_folder
     target.mkdir()

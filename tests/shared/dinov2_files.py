@@ -23,14 +23,14 @@ def random_weights(path: Path, side: int = 37, width: int = WIDTH, depth: int = 
 
 
 class Original(nn.Module):
-    """DINOv2's function of images that are 224x224 and standardised."""
+    """DINOv2's forward pass on standardised 224x224 images."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.state = torch.load(path, weights_only=True)
 
     def positions(self) -> Tensor:
-        """With `interpolate_offset` 0.1 and without antialiasing, to 16x16."""
+        """Interpolate the positions to 16x16, with `interpolate_offset` 0.1 and without antialiasing."""
         token, patches = self.state["pos_embed"].split([1, self.state["pos_embed"].shape[1] - 1], dim=1)
         side = round(patches.shape[1] ** 0.5)
         grid = patches.reshape(1, side, side, -1).permute(0, 3, 1, 2)

@@ -16,7 +16,7 @@ PLENTY = 10_000  # pages
 
 
 class Disk:
-    """An empty disk mounted at `folder`; the test is skipped where that needs more rights."""
+    """An empty disk mounted at `folder`; skips the test if mounting needs more rights."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -27,17 +27,17 @@ class Disk:
         (folder / "some").write_bytes(b"x")
 
     def leave(self, pages: int) -> None:
-        """Make it writable, with space for this number of pages."""
+        """Make the disk writable, with space for this number of pages."""
         state = os.statvfs(self.folder)
         size = (state.f_blocks - state.f_bfree + pages) * PAGE
         self._remount(f"rw,size={size}")
 
     def forbid(self) -> None:
-        """Make it read-only."""
+        """Make the disk read-only."""
         self._remount("ro")
 
     def end(self) -> None:
-        """Unmount it; what is on it is lost."""
+        """Unmount the disk; its files are lost."""
         subprocess.run(["umount", "--lazy", self.folder], check=True)
 
     def _remount(self, options: str) -> None:
@@ -45,7 +45,7 @@ class Disk:
 
 
 def check_line(program: Program, reason: str) -> None:
-    """Check that a program has ended with one line that names what it could not write, and why."""
+    """Check that a program has ended with one line that names the file it could not write, and the reason."""
     assert program.wait() == 2, program.stderr
     line = check_refusal(program.stderr)
     assert re.search(rf"{reason}|GiB", line), line  # what latents need is known before the first image is encoded

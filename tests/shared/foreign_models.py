@@ -30,7 +30,7 @@ class Case:
         return (self.model if model is None else model)(scale * self.x)
 
     def weights(self, alpha_min: float, **options) -> decay.Shortcuts:
-        """Those of its branches."""
+        """Return the alphas and betas of the branches."""
         return decay.shortcuts(len(self.blocks()), alpha_min, **options, per_block=self.per_block)
 
 
@@ -120,5 +120,5 @@ MODELS = {"timm": TimmViT, "diffusers": DiffusersDiT, "torch": TorchEncoder}
 
 
 def hooks(model: nn.Module) -> int:
-    """How many are registered in the whole model."""
+    """Return the number of hooks that are registered in the whole model."""
     return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())

@@ -66,7 +66,7 @@ class Residual(Case):
         return [*model.layer1, *model.layer2, *model.layer3, *model.layer4]
 
     def edited(self, alphas, betas=None, states=None) -> Tensor:
-        """With relu(alpha * shortcut(x) + beta * f(x))."""
+        """Compute the forward pass with relu(alpha * shortcut(x) + beta * f(x))."""
         model, betas = self.reference, betas or (1.0,) * len(alphas)
         timms = isinstance(model, TimmResNet)
         branch = timm_branch if timms else tv_branch
@@ -80,7 +80,7 @@ class Residual(Case):
 
 
 class Basic(Residual):
-    """That of torchvision's basic blocks."""
+    """The case of torchvision's basic blocks."""
 
     def __init__(self) -> None:
         super().__init__(Small(BasicBlock))

@@ -1,4 +1,4 @@
-"""Two processes that talk over gloo, for what must be the same on one and on many.
+"""Two processes that communicate over gloo, to compare results of one and of several processes.
 
 They are programs of the zygote: this file, which reads a function from a file and calls it on its rank.
 """

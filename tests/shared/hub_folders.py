@@ -1,4 +1,4 @@
-"""Small denoisers as folders of diffusers, and the pictures of sample.py to compare with."""
+"""Small denoisers as diffusers folders, and images of sample.py to compare with."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BUNDLED = ROOT / "checkpoints" / "digits.safetensors"
 
 @pytest.fixture(scope="module", autouse=True)
 def own_modules(tmp_path_factory):
-    """The cache into which diffusers copies Python files is this test file's own."""
+    """Give this test file its own cache of the Python files that diffusers copies."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dynamic_modules_utils, "HF_MODULES_CACHE", str(tmp_path_factory.mktemp("modules")))
         yield
@@ -45,7 +45,7 @@ def write_denoiser(
     names: tuple[str, ...] = (),
     latents: LatentSpace | None = None,
 ) -> Path:
-    """A checkpoint of a network with random weights, none of them silent."""
+    """Write a checkpoint of a network with random weights; every branch contributes to the output."""
     random = torch.Generator().manual_seed(1)
     for parameter in net.parameters():
         if parameter.requires_grad:
@@ -58,7 +58,7 @@ def write_denoiser(
 
 
 def write_latent_sit(file: Path, vae: Path) -> Path:
-    """A SiT for the latents of the tiny autoencoder; its recommended sampling has fields of all kinds."""
+    """Write a SiT for the latents of the tiny autoencoder; its recommended sampling has fields of all kinds."""
     space = Autoencoder(str(vae)).space
     net = SiT(4, 2, 4, dim=16, depth=2, heads=2, num_classes=2, alpha_min=0.8, wiring="decayed")
     sampling = Sampling("sit-sde", 3, 1.5, guidance_channels=3, guidance_interval=(0.2, 0.9))
@@ -67,12 +67,12 @@ def write_latent_sit(file: Path, vae: Path) -> Path:
 
 
 def sample_pixels(file: Path, numbers: range, **options) -> np.ndarray:
-    """The pictures of sample.py with these options, uint8 (n, h, w, c)."""
+    """Return the images of sample.py with these options, uint8 (n, h, w, c)."""
     return Samples.from_options(file, SamplingOptions(**options)).images(numbers).permute(0, 2, 3, 1).numpy()
 
 
 def stack_pictures(pictures: list) -> np.ndarray:
-    """PIL images as uint8 (n, h, w, c)."""
+    """Return PIL images as uint8 (n, h, w, c)."""
     arrays = np.stack([np.asarray(picture) for picture in pictures])
     return arrays if arrays.ndim == 4 else arrays[..., None]
 

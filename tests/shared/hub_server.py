@@ -1,4 +1,4 @@
-"""A stand-in for the Hugging Face Hub on this machine: what huggingface_hub asks to download a repository."""
+"""A local stand-in for the Hugging Face Hub, with the routes that huggingface_hub needs for downloads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def oid(path: Path) -> str:
 
 
 class Handler(SimpleHTTPRequestHandler):
-    """Answers for one repository, whatever its name: the files in `directory`."""
+    """Serves the files in `directory` for every repository name."""
 
     def do_GET(self) -> None:
         if not self.path.startswith("/api/models/"):

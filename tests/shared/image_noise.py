@@ -20,13 +20,13 @@ def noise(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def fails(path: object, *words: str, look: Callable = list_images) -> None:
-    """Check that to `look` at a path is refused with a line that has the path and these words."""
+    """Check that `look` refuses a path with a line that has the path and these words."""
     with raises_user_error(path, *words):
         look(path)
 
 
 def tree(root: Path, names: list[str], size: int = SIZE) -> Path:
-    """A folder with one distinct image for each name."""
+    """Write a folder with one distinct image for each name."""
     for seed, name in enumerate(names):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(noise(size, size, 3, seed=seed)).save(root / name)
@@ -34,7 +34,7 @@ def tree(root: Path, names: list[str], size: int = SIZE) -> Path:
 
 
 def turn(path: Path) -> None:
-    """Make another picture of it, of the same name and size."""
+    """Replace an image by another one of the same name and size."""
     with Image.open(path) as image:
         image.transpose(Image.Transpose.ROTATE_180).save(path)
 
@@ -48,7 +48,7 @@ def write_zip(folder: Path, file: Path, prefix: str = "") -> Path:
 
 
 def write_tar(folder: Path, file: Path, prefix: str = "", layout: int = tarfile.PAX_FORMAT, mode: str = "w") -> Path:
-    """An uncompressed tar, last file first, with entries for folders as tar itself writes them."""
+    """Write an uncompressed tar, last file first, with entries for folders as tar itself writes them."""
     with tarfile.open(file, mode, format=layout) as archive:
         for path in sorted(folder.rglob("*"), reverse=True):
             archive.add(path, prefix + path.relative_to(folder).as_posix(), recursive=False)

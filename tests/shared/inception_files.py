@@ -11,7 +11,7 @@ from uvit_decay.metrics.extractors import Extractor
 
 
 def layout() -> dict[str, torch.Tensor]:
-    """The state_dict of torch-fidelity's network, on the meta device."""
+    """Return the state_dict of torch-fidelity's network, on the meta device."""
     from torch_fidelity import feature_extractor_inceptionv3 as fidelity
 
     with pytest.MonkeyPatch.context() as patch, torch.device("meta"):
@@ -28,14 +28,14 @@ def random_weights(path: Path, seed: int = 0) -> Path:
 
 
 def prepare(extractor: Extractor) -> Extractor:
-    """The extractor with its weights, on the CPU."""
+    """Return the extractor with its weights, on the CPU."""
     images, labels = torch.zeros(0, 3, 8, 8, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64)
     extractor.prepare(images, labels, torch.device("cpu"))
     return extractor
 
 
 def _random(name: str, like: torch.Tensor, g: torch.Generator) -> torch.Tensor:
-    """He-normal kernels, and batch norms that do something: what ignores them, or swaps their parts, is found."""
+    """Return He-normal kernels, and batch norms unlike the identity, so that ignored or swapped parts are found."""
     value = torch.zeros(like.shape, dtype=like.dtype)
     if like.ndim > 1:
         gain = 1 if name == "fc.weight" else 2

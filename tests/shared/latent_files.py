@@ -1,4 +1,4 @@
-"""The latents of twenty-two small images, for the tests of latents; conftest.py has the fixtures."""
+"""The latents of 22 small images; conftest.py has the fixtures."""
 
 import json
 import shutil
@@ -25,12 +25,12 @@ def open_set(folder, **options):
 
 
 def copy_set(folder, target):
-    """A copy to damage."""
+    """Copy the latents to a folder that the test may damage."""
     return shutil.copytree(folder, target, dirs_exist_ok=True)
 
 
 def without_checksums(folder):
-    """Make the folder what it was before there were checksums."""
+    """Remove the checksums from a folder, as earlier versions wrote it."""
     for path in folder.glob("*.safetensors"):
         metadata, tensors = load_tensors(path)
         sums = {"sums": metadata["sums"]} if "sums" in metadata else None

@@ -1,4 +1,4 @@
-"""A program on several processes, for tests: python launched.py <jobs> <where it fails, or -> <result>."""
+"""A program for several processes: python launched.py <jobs> <where it fails, or -> <result>."""
 
 import json
 import sys

@@ -23,13 +23,13 @@ EPS = 1e-6  # of norms
 
 
 def vit_shapes(prefix, depth, dim, mlp_ratio=4.0):
-    """Names and shapes of the blocks `prefix`.0, .1, ..."""
+    """Return names and shapes of the blocks `prefix`.0, .1, ..."""
     blocks = (block_shapes(f"{prefix}.{i}", dim, int(dim * mlp_ratio)) for i in range(depth))
     return {name: shape for shapes in blocks for name, shape in shapes.items()}
 
 
 def encoder_shapes(image_size, patch_size, channels, dim, depth, norm="norm", num_classes=0, mlp_ratio=4.0, **_):
-    """Names and shapes of an encoder; `norm` names its last norm (norm, fc_norm) or is None."""
+    """Return names and shapes of an encoder; `norm` names its last norm (norm, fc_norm) or is None."""
     shapes = {"cls_token": (1, 1, dim), "pos_embed": (1, 1 + (image_size // patch_size) ** 2, dim)}
     shapes |= layer("patch_embed.proj", dim, channels, patch_size, patch_size)
     shapes |= vit_shapes("blocks", depth, dim, mlp_ratio)
@@ -38,7 +38,7 @@ def encoder_shapes(image_size, patch_size, channels, dim, depth, norm="norm", nu
 
 
 def mae_shapes(wiring="official", skips=None, **size):
-    """Names and shapes of a whole MAE; the authors' has `skips` SkipLayers, by default half as many as blocks."""
+    """Return names and shapes of an MAE; the authors' one has `skips` SkipLayers, by default depth / 2."""
     dim, depth, inner = size["dim"], size["depth"], size["decoder_dim"]
     official, values = wiring == "official", size["patch_size"] ** 2 * size["channels"]
     shapes = encoder_shapes(**size, norm="norm" if official else None)
@@ -54,7 +54,7 @@ def mae_shapes(wiring="official", skips=None, **size):
 
 
 def random_state(seed=0, **size):
-    """A random state_dict of a whole MAE: the file `full`, or `visualize`, without its outer dict."""
+    """Return a random state_dict of an MAE: the file `full`, or `visualize` without its outer dict."""
     return random_values(mae_shapes(**size), seed)
 
 
@@ -63,22 +63,22 @@ def encoder_state(seed=0, **size):
 
 
 def pretrained_file(seed=0, **size):
-    """An encoder-only file, as mae_pretrain_vit_base.pth."""
+    """Return the contents of an encoder-only file like mae_pretrain_vit_base.pth."""
     return {"model": encoder_state(seed, **size)}
 
 
 def full_file(seed=0, **size):
-    """Encoder and decoder, as mae_pretrain_vit_base_full.pth and mae_visualize_vit_base.pth."""
+    """Return encoder and decoder, as in mae_pretrain_vit_base_full.pth and mae_visualize_vit_base.pth."""
     return {"model": random_state(seed, **size)}
 
 
 def finetuned_file(num_classes=5, seed=0, **size):
-    """A fine-tuned network, as mae_finetuned_vit_base.pth: fc_norm on the mean of the patches, no norm."""
+    """Return a fine-tuned network like mae_finetuned_vit_base.pth: fc_norm on the mean of the patches, no norm."""
     return {"model": encoder_state(seed, norm="fc_norm", num_classes=num_classes, **size)}
 
 
 def probed_file(num_classes=5, seed=0, norm="norm", **size):
-    """A linear probe as the official script saves it: a batch norm without weights, then a linear layer."""
+    """Return a linear probe as the official script saves it: a batch norm without weights, then a linear layer."""
     state = encoder_state(seed, norm=norm, num_classes=num_classes, **size)
     weight, bias = state.pop("head.weight"), state.pop("head.bias")
     generator = torch.Generator().manual_seed(seed + 1)
@@ -89,7 +89,7 @@ def probed_file(num_classes=5, seed=0, norm="norm", **size):
 
 
 def decayed_file(seed=0, min_decay=None, **size):
-    """A file of the authors' pre-training, checkpoint-00049.pth."""
+    """Return the contents of a file of the authors' pre-training, checkpoint-00049.pth."""
     args = Namespace(model="mae_vit_base_patch16", mask_ratio=0.75, norm_pix_loss=True, min_decay=min_decay)
     return training_file(random_state(seed, wiring="decayed", **size), args)
 
@@ -100,23 +100,23 @@ def training_file(state, args, epoch=49):
 
 
 def standardise(x):
-    """What the official code sees of images in [-1, 1] of 3 channels."""
+    """Return RGB images in [-1, 1] as the official code standardises them."""
     mean, std = (torch.tensor(values, dtype=x.dtype).view(3, 1, 1) for values in (MEAN, STD))
     return ((x + 1) / 2 - mean) / std
 
 
 def number(w, prefix):
-    """How many modules `prefix`.0, .1, ... there are."""
+    """Return the number of modules `prefix`.0, .1, ..."""
     return len({name.split(".")[1] for name in w if name.split(".")[0] == prefix})
 
 
 def choose_patches(noise, mask_ratio):
-    """The patches that stay visible, (b, k), in the order of their noise."""
+    """Return the indices of the visible patches, (b, k), in the order of their noise."""
     return noise.argsort(dim=1)[:, : int(noise.shape[1] * (1 - mask_ratio))]
 
 
 def encoder_states(w, x, heads, kept=None, alphas=None, betas=None):
-    """The states after the embeddings and after every block, with the `kept` patches only, or all."""
+    """Return the states after the embeddings and after every block, with the `kept` patches or with all."""
     alphas, betas = each(alphas), each(betas)
     h = embed_patches(w, "patch_embed.proj", x) + w["pos_embed"][:, 1:]
     if kept is not None:
@@ -128,14 +128,14 @@ def encoder_states(w, x, heads, kept=None, alphas=None, betas=None):
 
 
 def spread(h, kept, mask_token, count):
-    """All `count` patches behind the class token: those that were kept in their places, mask tokens elsewhere."""
+    """Return all `count` patches after the class token: kept patches in their places, mask tokens elsewhere."""
     patches = mask_token.expand(len(h), count, -1).clone()
     patches[torch.arange(len(h))[:, None], kept] = h[:, 1:]
     return torch.cat([h[:, :1], patches], 1)
 
 
 def decoder_input(w, states, kept):
-    """The first state of the decoder, which in the authors' variant does not depend on the images."""
+    """Return the first state of the decoder, which in the authors' variant does not depend on the images."""
     if "mask_token" in w:
         latent = norm(w, "norm", states[-1], EPS) if "norm.weight" in w else states[-1]
         count = w["decoder_pos_embed"].shape[1] - 1
@@ -145,7 +145,7 @@ def decoder_input(w, states, kept):
 
 
 def mae_forward(w, x, noise, mask_ratio=0.75, *, heads, decoder_heads, alphas=None, betas=None, **_):
-    """Prediction (b, n, p*p*c) and mask (b, n), which is 1 where a patch was removed."""
+    """Return the prediction (b, n, p*p*c) and the mask (b, n), 1 at removed patches."""
     kept = choose_patches(noise, mask_ratio)
     states = encoder_states(w, x, heads, kept, alphas, betas)
     y, last = decoder_input(w, states, kept), len(states) - 1
@@ -160,7 +160,7 @@ def mae_forward(w, x, noise, mask_ratio=0.75, *, heads, decoder_heads, alphas=No
 
 
 def targets(x, patch_size, norm_pix=True):
-    """What is predicted of each patch, (b, n, p*p*c): rows, columns, then channels; patches row by row."""
+    """Return the targets of all patches, (b, n, p*p*c): rows, columns, then channels; patches row by row."""
     count, channels, size, _ = x.shape
     cells = x.reshape(count, channels, size // patch_size, patch_size, size // patch_size, patch_size)
     values = torch.einsum("nchpwq->nhwpqc", cells).flatten(3).flatten(1, 2)
@@ -170,13 +170,13 @@ def targets(x, patch_size, norm_pix=True):
 
 
 def loss(x, prediction, mask, patch_size, norm_pix=True):
-    """The mean squared error of the removed patches."""
+    """Return the mean squared error of the removed patches."""
     errors = (prediction - targets(x, patch_size, norm_pix)).square().mean(-1)
     return errors[mask == 1].mean()
 
 
 def pool(w, x, heads, alphas=None, betas=None):
-    """The input of the head: the mean of the patches, normed, or the class token of the normed state."""
+    """Return the input of the head: the normed mean of the patches, or the class token of the normed state."""
     h = encoder_states(w, x, heads, None, alphas, betas)[-1]
     if "fc_norm.weight" in w:
         return norm(w, "fc_norm", h[:, 1:].mean(1), EPS)
@@ -184,7 +184,7 @@ def pool(w, x, heads, alphas=None, betas=None):
 
 
 def logits(w, x, heads, alphas=None, betas=None):
-    """The output of a fine-tuned network, or of a linear probe in evaluation."""
+    """Return the output of a fine-tuned network, or of a linear probe in evaluation."""
     features = pool(w, x, heads, alphas, betas)
     if "head.weight" in w:
         return linear(w, "head", features)
@@ -193,7 +193,7 @@ def logits(w, x, heads, alphas=None, betas=None):
 
 
 def inputs(image_size=8, channels=3, patch_size=2, count=3, seed=1, **_):
-    """Images of noise and the noise of their patches."""
+    """Return random images and the noise of their patches."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.rand(count, channels, image_size, image_size, generator=generator) * 2 - 1
     return x, torch.rand(count, (image_size // patch_size) ** 2, generator=generator)

@@ -1,4 +1,4 @@
-"""Official files and imported ones, small, for the tests of checkpoints; U-ViTs, where they do not say SiT or MAE."""
+"""Small official files and imported files for the tests of checkpoints; of U-ViTs, unless they name SiT or MAE."""
 
 import json
 from dataclasses import asdict, replace
@@ -37,12 +37,12 @@ def tiny_sit(**options):
 
 
 def meta(shapes):
-    """A state_dict without memory."""
+    """Return a state_dict without memory."""
     return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
 
 
 def change_state(state, *without, **entries):
-    """A state_dict without the entries whose names begin so, and with others, in whose names __ stands for a dot."""
+    """Return a state_dict without entries of these prefixes, and with new ones; __ in their names means a dot."""
     kept = {name: value for name, value in state.items() if not name.startswith(without)}
     return kept | {name.replace("__", "."): value for name, value in entries.items()}
 
@@ -54,7 +54,7 @@ def save_contents(contents, path):
 
 
 def plain_head(state):
-    """The official state_dict of a SiT without what learn_sigma adds."""
+    """Return the official state_dict of a SiT without the rows that learn_sigma adds."""
     return remove_sigma(StateDict(state, "SiT", HERE))[0].state
 
 
@@ -64,7 +64,7 @@ def read_description(path):
 
 
 def import_and_load(contents, tmp_path, hints=TINY):
-    """What `load` makes of the imported file with these contents."""
+    """Import a file with these contents, and load it."""
     import_official(save_contents(contents, tmp_path / "official.pth"), tmp_path / "ours.safetensors", None, hints)
     return load(tmp_path / "ours.safetensors")
 
@@ -74,7 +74,7 @@ def is_close(a, b):
 
 
 def check_note(note, what, *refused):
-    """Check the note of an export: the options to pass on with the file, and those that import does not take."""
+    """Check the note of an export: the options to pass on with the file, and the options that import lacks."""
     line = find_line(note, "official", what)
     assert ("uvit-decay import" in line) == bool(refused)
     if refused:
@@ -82,24 +82,24 @@ def check_note(note, what, *refused):
 
 
 def redescribe(file, **values):
-    """Change what a file of ours says of itself."""
+    """Change the metadata of a file of ours."""
     save_file(load_file(file), file, {"uvit_decay": json.dumps({**read_description(file), **values})})
 
 
 def ours(tmp_path, **options):
-    """An exported checkpoint of a tiny network with these options."""
+    """Export a checkpoint of a tiny network with these options."""
     import_and_load(tiny(), tmp_path)
     return _holding(UViT(**SMALL | options), tmp_path / "ours.safetensors")
 
 
 def our_sit(tmp_path, **options):
-    """The same of a SiT, with random weights where it starts with none."""
+    """Export a checkpoint of a tiny SiT, with random weights instead of zeros."""
     import_and_load(tiny_sit(), tmp_path)
     return _holding(sit_reference.loaded(**options), tmp_path / "ours.safetensors")
 
 
 def our_encoder(tmp_path, kind, **options):
-    """The same of an MAE or a ViT, with random weights in every layer."""
+    """Export a checkpoint of an MAE or a ViT, with random weights in every layer."""
     import_and_load(mae_reference.finetuned_file(**mae_reference.SMALL), tmp_path, TINY_ENCODER)
     net = kind(**options)
     state = random_values({name: value.shape for name, value in net.named_parameters() if name != "alphas"}, 3)
@@ -112,7 +112,7 @@ def our_encoder(tmp_path, kind, **options):
 
 
 def _holding(net, path):
-    """The checkpoint at `path` with another network."""
+    """Replace the network of the checkpoint at `path`."""
     card = read_description(path)
     card["net"] = asdict(Spec.of(type(net), net.config))
     card["class_names"] = [str(label) for label in range(net.num_classes)]
@@ -123,7 +123,7 @@ def _holding(net, path):
 
 
 def change_training(trained, tmp_path, change):
-    """A copy of the .ckpt whose contents `change` has changed."""
+    """Copy the .ckpt, with contents that `change` has changed."""
     contents = torch.load(trained, weights_only=True)
     change(contents)
     return save_contents(contents, tmp_path / "changed.ckpt")

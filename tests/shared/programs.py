@@ -35,14 +35,14 @@ class Moment:
 
 @dataclass(frozen=True)
 class Program:
-    """A started program, whose output and exit code arrive in `folder`."""
+    """A started program; its output and exit code are written to `folder`."""
 
     folder: Path
     pid: int
 
     @property
     def has_ended(self) -> bool:
-        """Whether there is an exit code."""
+        """Return whether there is an exit code."""
         return (self.folder / "returncode").exists()
 
     def wait(self, timeout: float = 120.0) -> int:
@@ -56,7 +56,7 @@ class Program:
         return int((self.folder / "returncode").read_text())
 
     def stopped(self, timeout: float = 100.0) -> Program:
-        """Wait until SIGSTOP has stopped it at its moment, or it has ended, and return it."""
+        """Wait until the program has stopped at its moment, by SIGSTOP, or has ended, and return it."""
         state, end = Path(f"/proc/{self.pid}/status"), time.monotonic() + timeout
         while not self.has_ended:
             with suppress(OSError):  # it ends just now
@@ -73,32 +73,32 @@ class Program:
 
     @property
     def stdout(self) -> str:
-        """What it has printed so far."""
+        """The program's standard output so far."""
         return (self.folder / "stdout").read_text(errors="replace")
 
     @property
     def stderr(self) -> str:
-        """What it has printed to its standard error so far."""
+        """The program's standard error so far."""
         return (self.folder / "stderr").read_text(errors="replace")
 
     @property
     def last_line(self) -> str:
-        """The last line of its standard error, where an error of a user stands."""
+        """The last line of standard error, which is the error of a user."""
         return (self.stderr.strip().splitlines() or [""])[-1]
 
     @property
     def steps(self) -> int:
-        """The optimizer steps that were begun before its moment came."""
+        """Number of optimizer steps that began before the moment."""
         return int((self.folder / "steps").read_text())
 
     @property
     def calls(self) -> dict[str, list[int]]:
-        """The calls within each run of the functions that were counted."""
+        """Number of calls within each run of the counted functions."""
         return json.loads((self.folder / "calls.json").read_text())
 
 
 class Launcher:
-    """Starts programs by the zygote, which starts with the first of them; `folder` takes their output."""
+    """Starts programs through a zygote, which starts with the first program; `folder` takes their output."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._number = folder, count()
@@ -159,21 +159,21 @@ class Launcher:
         return Program(folder, int((folder / "pid").read_text()))
 
     def run_ranks(self, size: int, *argv: str, environment: Mapping[str, str] | None = None, **options: Any) -> None:
-        """Run a program on several ranks, which find what torchrun sets; all must end well."""
+        """Run a program on several ranks, with torchrun's variables; all ranks must succeed."""
         common = environment or {}
         started = [self.start(*argv, environment={**common, **own}, **options) for own in ranks(size)]
         for program in started:
             assert program.wait() == 0, program.stderr
 
     def end(self) -> None:
-        """End the zygote and all programs that still run, stopped ones, too."""
+        """End the zygote and all programs that still run, including stopped ones."""
         if "_zygote" in vars(self):
             self._zygote.stdin.close()
             self._zygote.wait()
 
 
 def ranks(size: int = 2) -> list[dict[str, str]]:
-    """The variables of torchrun for each process on this machine, with a free port."""
+    """Return the variables that torchrun sets for each process on this machine, with a free port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}

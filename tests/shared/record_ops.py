@@ -1,4 +1,4 @@
-"""Which operations PyTorch runs, and which of them would make a program wait for a GPU."""
+"""Records of the operations that PyTorch runs, and of operations that would wait for a GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIZED = (ATEN.nonzero.default, ATEN._linalg_eigh.default, ATEN._linalg_svd.defau
 
 
 class RecordOps(TorchDispatchMode):
-    """Names of the aten operations that run under it."""
+    """Records the names of the aten operations that run in its context."""
 
     def __init__(self):
         super().__init__()
@@ -31,7 +31,7 @@ class RecordOps(TorchDispatchMode):
 
 
 class Waits(TorchDispatchMode):
-    """What would make a program wait for a GPU, for which the `meta` device stands: "file function: what", in `found`.
+    """Records operations that would wait for a GPU, with `meta` as the GPU: "file function: operation", in `found`.
 
     That is reading a number, copying without non_blocking, which a tensor made of Python's numbers is, too, and
     operations that look at numbers. All numbers of the device, which has none, are 1, and all are not zero.
@@ -59,7 +59,7 @@ class Waits(TorchDispatchMode):
         return result
 
     def _from_device(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[str, Any]:
-        """Return what an operation on tensors of the device waits for, empty for nothing, and its result."""
+        """Return the name of the wait for the device, empty if there is none, and the result of the operation."""
         if func is ATEN._local_scalar_dense.default:
             return "reads a number", torch.ones((), dtype=args[0].dtype).item()
         if func is ATEN._to_copy.default and kwargs.get("device") == CPU:
@@ -75,7 +75,7 @@ class Waits(TorchDispatchMode):
 
 
 def _place() -> str:
-    """Return the file of the package and its function that runs, else those of Lightning, else none."""
+    """Return the running file and function of the package, otherwise of Lightning, otherwise nothing."""
     frame, lightning = sys._getframe(2), "elsewhere"
     while frame is not None:
         file = Path(frame.f_code.co_filename)
@@ -88,7 +88,7 @@ def _place() -> str:
 
 
 def record(net, arguments):
-    """Names of the operations of net(*arguments), without those of a backward pass."""
+    """Return the names of the operations of net(*arguments), without its backward pass."""
     with RecordOps() as recorder, torch.no_grad():
         net(*arguments)
     return recorder.ops

@@ -1,4 +1,4 @@
-"""What the references of the networks have in common: layout and function of their parts, random weights, inputs."""
+"""Common parts of the reference networks: layouts, forward passes, random weights, inputs."""
 
 import math
 from itertools import repeat
@@ -8,19 +8,19 @@ from torch.nn import functional
 
 
 def layer(name, *shape, bias=True):
-    """Names and shapes of a linear layer, a convolution or a norm."""
+    """Return names and shapes of a linear layer, a convolution or a norm."""
     return {f"{name}.weight": shape} | ({f"{name}.bias": shape[:1]} if bias else {})
 
 
 def block_shapes(block, dim, hidden, qkv_bias=True, norms=True):
-    """Names and shapes of a block."""
+    """Return names and shapes of a block."""
     shapes = layer(f"{block}.norm1", dim) | layer(f"{block}.norm2", dim) if norms else {}
     shapes |= layer(f"{block}.attn.qkv", 3 * dim, dim, bias=qkv_bias) | layer(f"{block}.attn.proj", dim, dim)
     return shapes | layer(f"{block}.mlp.fc1", hidden, dim) | layer(f"{block}.mlp.fc2", dim, hidden)
 
 
 def random_values(shapes, seed):
-    """A random state_dict, scaled so that every part matters in the output and no gate is shut."""
+    """Return a random state_dict, scaled so that every part changes the output and no gate is closed."""
     generator = torch.Generator().manual_seed(seed)
     state = {}
     for name, shape in shapes.items():
@@ -37,7 +37,7 @@ def random_values(shapes, seed):
 
 
 def makers(kind, sizes, shapes):
-    """What the references of denoisers offer: networks, random weights in the published layout, both, and inputs."""
+    """Return functions that make a reference's network, its weights in the published layout, both, and inputs."""
 
     def small(**options):
         torch.manual_seed(0)
@@ -52,7 +52,7 @@ def makers(kind, sizes, shapes):
         return net
 
     def inputs(count=3, **options):
-        """Images of noise, a time for each, and a label for each if there are classes."""
+        """Return random images, a time for each, and a label for each if there are classes."""
         size, generator = sizes | options, torch.Generator().manual_seed(1)
         x = torch.randn(count, size["channels"], size["image_size"], size["image_size"], generator=generator)
         labels = torch.arange(count) % size["num_classes"] if size.get("num_classes") else None
@@ -70,7 +70,7 @@ def norm(w, name, h, eps):
 
 
 def attention(w, name, h, heads):
-    """Self-attention, one head after the other."""
+    """Compute self-attention, one head after the other."""
     q, k, v = linear(w, name + ".qkv", h).chunk(3, dim=-1)
     head, width = [], h.shape[-1] // heads
     for i in range(0, h.shape[-1], width):
@@ -85,30 +85,30 @@ def mlp(w, name, h, gelu="none"):
 
 
 def each(scales):
-    """One number after the other, or ones without end."""
+    """Yield one number after the other, or ones without end."""
     return iter(scales or repeat(1.0))
 
 
 def block(w, name, h, heads, eps, alphas, betas):
-    """A block of a transformer; its branches take the next alphas and betas."""
+    """Compute a transformer block; its branches take the next alphas and betas."""
     h = next(alphas) * h + next(betas) * attention(w, name + ".attn", norm(w, name + ".norm1", h, eps), heads)
     return next(alphas) * h + next(betas) * mlp(w, name + ".mlp", norm(w, name + ".norm2", h, eps))
 
 
 def embed_patches(w, name, x):
-    """The patches of images as tokens, row by row."""
+    """Return the patches of images as tokens, row by row."""
     weight = w[name + ".weight"]
     return functional.conv2d(x, weight, w[name + ".bias"], stride=weight.shape[-1]).flatten(2).transpose(1, 2)
 
 
 def waves(t, half):
-    """Cosines and sines of a time."""
+    """Return cosines and sines of a time."""
     angles = t[:, None] * torch.exp(-math.log(1e4) * torch.arange(half) / half)
     return torch.cat([angles.cos(), angles.sin()], -1)
 
 
 def image_of(h, patch_size):
-    """The image whose patches are these tokens: rows, columns, then channels."""
+    """Return the image whose patches are these tokens: rows, columns, then channels."""
     count, side = len(h), math.isqrt(h.shape[1])
     h = torch.einsum("nhwpqc->nchpwq", h.reshape(count, side, side, patch_size, patch_size, -1))
     return h.flatten(4).flatten(2, 3)

@@ -1,4 +1,4 @@
-"""Run folders to compare, and the command that does."""
+"""Run folders to compare, and the command that compares them."""
 
 import evaluations
 import yaml
@@ -17,7 +17,7 @@ METADATA = {
 
 
 def configuration(alpha_min=0.7, seed=0, probes=True, batch_size=32, ckpt_path=None, dim=64):
-    """What train.py saves, in short."""
+    """Return a short form of the configuration that train.py saves."""
     net = {"class_path": "uvit_decay.nn.UViT", "init_args": {"alpha_min": alpha_min, "schedule": "linear", "dim": dim}}
     callbacks = [{"class_path": "uvit_decay.callbacks.EMA", "init_args": {"decay": 0.995}}]
     if probes:
@@ -46,7 +46,7 @@ def a_run(
     pool="mean",
     **options,
 ):
-    """A run folder as train.py leaves it, with measurements of the samples at the steps `earlier` and `at`."""
+    """Write a run folder as train.py does, with measurements of the samples at the steps `earlier` and `at`."""
     run = folder / "digits" / f"version_{version}"
     run.mkdir(parents=True)
     (run / "config.yaml").write_text("# lightning.pytorch==2.6\n" + yaml.safe_dump(configuration(**options)))
@@ -74,10 +74,10 @@ def shift_evaluations(by):
 
 
 def compare(monkeypatch, folder, *args):
-    """`python evaluate.py compare ...` in this process, in `folder`."""
+    """Run `python evaluate.py compare ...` in this process, in `folder`."""
     evaluate(monkeypatch, folder, "compare", *args)
 
 
 def refused(monkeypatch, capsys, folder, *args):
-    """The line that it ends with."""
+    """Return the line with which compare refuses its input."""
     return evaluations.refused(monkeypatch, folder, capsys, "compare", *args)

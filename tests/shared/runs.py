@@ -1,4 +1,4 @@
-"""Short runs that tell what they did."""
+"""Short training runs and their results."""
 
 import torch
 import yaml
@@ -21,7 +21,7 @@ class StopAt(Callback):
 
 
 def fit(folder, *callbacks, max_steps, ckpt_path=None, task=None, data=None, **options):
-    """Losses, final weights and EMA of a run."""
+    """Train, and return losses, final weights and EMA."""
     task, losses, ema = task or tiny_task(), Losses(), EMA(0.9)
     trainer = tiny_trainer(folder, losses, ema, *callbacks, max_steps=max_steps, **options)
     trainer.fit(task, data or Digits(32), ckpt_path=ckpt_path)
@@ -46,7 +46,7 @@ def configuration(folder, experiment, task, **model):
 
 
 def latent_task(**options):
-    """Training of a small network of the latents of `encoded`."""
+    """Return a task that trains a small network on the latents of `encoded`."""
     torch.manual_seed(0)
     net = UViT(4, 2, 4, dim=16, depth=2, heads=2, num_classes=2, alpha_min=0.7, init="xavier")
     return DiffusionTask(net, sampling=Sampling("dpm++", 3), **options)

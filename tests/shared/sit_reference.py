@@ -22,7 +22,7 @@ VARIANTS = {
 
 
 def official_shapes(image_size, patch_size, channels, dim, depth, num_classes, mlp_ratio=4.0, **options):
-    """Names and shapes of a published SiT file, written down from its layout."""
+    """Return names and shapes of a published SiT file."""
     shapes = {"pos_embed": (1, (image_size // patch_size) ** 2, dim)}
     shapes |= layer("x_embedder.proj", dim, channels, patch_size, patch_size)
     shapes |= layer("t_embedder.mlp.0", dim, 256) | layer("t_embedder.mlp.2", dim, dim)
@@ -50,7 +50,7 @@ def modulate(h, shift, scale):
 
 
 def forward_intermediates(w, h, c, *, depth, heads, alphas=None, betas=None):
-    """The blocks between the embeddings and the head, of the wiring whose names `w` has."""
+    """Compute the blocks between embeddings and head, with the wiring of the names in `w`."""
     alphas, betas = each(alphas), each(betas)
 
     def block(name, h):
@@ -80,7 +80,7 @@ def forward_intermediates(w, h, c, *, depth, heads, alphas=None, betas=None):
 
 
 def official_forward(w, x, official_time, y=None, *, depth, heads, patch_size, alphas=None, betas=None, **_):
-    """The published forward pass on a state_dict `w`; official time is 1 at the data, 0 at the noise."""
+    """Compute the published forward pass on a state_dict `w`; official time is 1 at the data, 0 at the noise."""
     h = embed_patches(w, "x_embedder.proj", x) + w["pos_embed"]
     c = linear(w, "t_embedder.mlp.2", functional.silu(linear(w, "t_embedder.mlp.0", waves(official_time, 128))))
     if y is not None:

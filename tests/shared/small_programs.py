@@ -1,4 +1,4 @@
-"""Every program beside training that writes files, small: its command, started in a folder of its own."""
+"""Small commands of every program besides training that writes files, each started in its own folder."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class SmallPrograms:
         self._undisturbed: dict[str, tuple[dict[str, bytes], dict[str, list[int]]]] = {}
 
     def undisturbed(self, name: str, folder: Path) -> tuple[dict[str, bytes], dict[str, list[int]]]:
-        """What a program leaves, by file, and its calls within `WATCHED`; it runs once, in `folder`."""
+        """Return the files that a program writes, and its calls within `WATCHED`; it runs once, in `folder`."""
         if name not in self._undisturbed:
             program = self.start(name, folder, watched=WATCHED)
             assert program.wait() == 0, program.stderr
@@ -77,7 +77,7 @@ class SmallPrograms:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder, hidden ones too."""
+    """Return every file below a folder, including hidden ones."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 

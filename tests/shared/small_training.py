@@ -1,4 +1,4 @@
-"""A training run of three seconds with everything that runs do, and what it leaves, to compare runs bit for bit."""
+"""A training run of three seconds that uses every feature of runs, and its results, to compare runs bit for bit."""
 
 from __future__ import annotations
 
@@ -49,21 +49,21 @@ GOES_ON = re.compile(r"resuming from \S+ \(step (\d+)\)")
 
 
 class SmallTraining:
-    """The command, always the same one, in folders that differ."""
+    """Starts the same command in different folders."""
 
     def __init__(self, launcher: Launcher, folder: Path) -> None:
         self.launcher, self.config = launcher, folder / "small.yaml"
         self.config.write_text(yaml.safe_dump(digits_config(**EVERY)))
 
     def start(self, folder: Path, *more: str, before: Sequence[str] = (), **options: Any) -> Program:
-        """Start it in `folder`, with `more` flags, and return at once; `before` is a script that runs it."""
+        """Start the training in `folder`, with `more` flags, and return at once; `before` is a script that runs it."""
         folder.mkdir(exist_ok=True)
         environment = {"XDG_CACHE_HOME": str(self.config.parent), **options.pop("environment", {})}
         command = ["train.py", "fit", f"--config={self.config}", *FLAGS, *more]
         return self.launcher.start(*before, *command, cwd=folder, environment=environment, **options)
 
     def ranks(self, folder: Path, *more: str, **options: Any) -> list[Program]:
-        """Start two ranks, with the variables of torchrun; `options` are of the second one."""
+        """Start two ranks, with torchrun's variables; `options` are for the second rank."""
         flags = ("--trainer.devices=2", "--trainer.strategy=ddp", *more)
         first, second = ranks()
         alone = self.start(folder, *flags, environment=first)
@@ -71,7 +71,7 @@ class SmallTraining:
 
     @cached_property
     def undisturbed(self) -> tuple[Path, dict[str, list[int]]]:
-        """The run folder of a run that nothing disturbs, and the calls within each run of the functions of PLACES."""
+        """Return the folder of an undisturbed run, and the calls within each run of the functions of PLACES."""
         folder = self.config.parent / "undisturbed"
         program = self.start(folder, watched=[*PLACES.values()])
         assert program.wait() == 0, program.stderr
@@ -79,18 +79,18 @@ class SmallTraining:
 
 
 def goes_on_from(program: Program) -> int:
-    """The step of the checkpoint from which a run was resumed, 0 if it began anew."""
+    """Return the step of the checkpoint from which a run resumed; 0 for a new run."""
     found = GOES_ON.search(program.stdout + program.stderr)
     return int(found[1]) if found else 0
 
 
 def runs(folder: Path) -> list[Path]:
-    """The run folders, the oldest first."""
+    """Return the run folders, the oldest first."""
     return sorted((folder / "runs" / "digits").iterdir(), key=lambda run: int(run.name.rpartition("_")[2]))
 
 
 def rows(run: Path) -> list[dict[str, str]]:
-    """The rows of metrics.csv in the order of their steps, without what differs between equal runs."""
+    """Return the rows of metrics.csv in the order of their steps, without values that differ between equal runs."""
     with (run / "metrics.csv").open() as file:
         content = [{key: value for key, value in row.items() if value} for row in csv.DictReader(file)]
     content = [{key: row[key] for key in row.keys() - MEASURED} for row in content]
@@ -98,13 +98,13 @@ def rows(run: Path) -> list[dict[str, str]]:
 
 
 def read_training_state(run: Path) -> dict[str, Any]:
-    """What training has made of the network, of its checkpoint."""
+    """Return the weights and the training state in a run's checkpoint."""
     contents = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
     return {**{name: contents[name] for name in TRAINED}, "ema": contents["callbacks"]["EMA"]}
 
 
 def differences(run: Path, other: Path, resumed: int = 0) -> list[str]:
-    """What is not the same, to the bit, in two runs that have ended: files, rows of the log, parts of the training.
+    """Return what differs, to the bit, between two runs that have ended: files, rows of the log, parts of the state.
 
     A run that resumed from a step may lack the rows of that step.
     """
@@ -118,7 +118,7 @@ def differences(run: Path, other: Path, resumed: int = 0) -> list[str]:
 
 
 def equal(a: Any, b: Any) -> bool:
-    """Whether nested containers hold the same values, tensors to the bit."""
+    """Return whether nested containers hold the same values, tensors to the bit."""
     if isinstance(a, torch.Tensor):
         return torch.equal(a, b) and a.dtype == b.dtype
     if isinstance(a, dict):

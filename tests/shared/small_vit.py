@@ -29,7 +29,7 @@ def linear_probe(net: ViT | None = None, **options) -> ClassifyTask:
 
 
 def batch(count=8, number=3, first=0, total=16):
-    """A piece of global batch `number` of random images with labels."""
+    """Return a part of global batch `number`: random images with labels."""
     random = torch.Generator().manual_seed(0)
     images, labels = torch.rand(total, 1, 8, 8, generator=random), torch.randint(10, (total,), generator=random)
     return Batch(images[first : first + count], labels[first : first + count], number, first, total)

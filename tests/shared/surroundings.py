@@ -19,14 +19,14 @@ FEW_STEPS = 20
 
 
 def jumping_clock() -> None:
-    """Let the time of day jump by up to thirty years, forward or backward, whenever it is asked for."""
+    """Let the clock jump by up to thirty years, forward or backward, at each call."""
     draw, true = random.Random(0), time.time_ns
     time.time_ns = lambda: true() + draw.randint(-YEARS, YEARS) * 10**9
     time.time = lambda: time.time_ns() / 1e9
 
 
 def no_reader() -> None:
-    """Let standard output be a pipe that nobody reads, and buffered as a pipe is."""
+    """Let standard output be a buffered pipe without a reader."""
     reader, writer = os.pipe()
     os.close(reader)
     os.dup2(writer, 1)
@@ -52,14 +52,14 @@ def small_files(size: str) -> None:
 
 
 def impatient(seconds: str) -> None:
-    """Wait less for other processes."""
+    """Shorten the waits for other processes."""
     from uvit_decay.runtime import distributed
 
     distributed.TIMEOUT = timedelta(seconds=float(seconds))
 
 
 def quick() -> None:
-    """Let the classifier of digits train for few steps, not 300."""
+    """Train the classifier of digits for a few steps instead of 300."""
     from uvit_decay.metrics import SmallClassifier
 
     SmallClassifier.__init__.__wrapped__.__defaults__ = (FEW_STEPS,)  # of the constructor inside of its type checks

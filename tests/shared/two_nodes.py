@@ -34,7 +34,7 @@ HOLD = (
 
 @dataclass
 class Running:
-    """A command that runs on a node, with its output in files: pipes would stay open in processes that it leaves."""
+    """A command that runs on a node, with its output in files: processes that it leaves would keep pipes open."""
 
     process: subprocess.Popen
     output: tuple[Path, Path]
@@ -45,12 +45,12 @@ class Running:
         return CompletedProcess(self.process.args, code, *self.texts())
 
     def texts(self) -> tuple[str, str]:
-        """Return what it has printed so far."""
+        """Return the output so far."""
         out, err = (path.read_text(errors="replace") for path in self.output)
         return out, err
 
     def until(self, word: str, timeout: float = 120) -> None:
-        """Return when it has printed `word`."""
+        """Wait until the command has printed `word`."""
         end = time.monotonic() + timeout
         while not any(word in text for text in self.texts()):
             assert self.process.poll() is None, f"ended before it printed {word!r}:\n" + "\n".join(self.texts())
@@ -83,7 +83,7 @@ class Node:
         return Running(process, output)
 
     def inside(self) -> list[str]:
-        """Return the words that start a command in its namespaces, none without them."""
+        """Return the words that start a command in the node's namespaces; empty without namespaces."""
         return [] if not self.holder else ["nsenter", "-t", str(self.pid), "--net", "--uts", "--mount", "--pid"]
 
     def ip(self, *words: str) -> None:
@@ -99,7 +99,7 @@ class Node:
         subprocess.run([*self.inside(), "umount", str(path)], check=True)
 
     def processes(self) -> list[int]:
-        """Return the processes that its commands have started, and that have not ended."""
+        """Return the processes that the node's commands have started and that have not ended."""
         tag, found = f"{TAG}={self.tag}".encode(), []
         for folder in Path("/proc").glob("[0-9]*"):
             try:
@@ -111,7 +111,7 @@ class Node:
         return found
 
     def kill(self) -> None:
-        """Kill all its processes with SIGKILL; the kernel closes their connections."""
+        """Kill all processes of the node with SIGKILL; the kernel closes their connections."""
         while found := self.processes():
             for pid in found:
                 with suppress(ProcessLookupError):
@@ -119,7 +119,7 @@ class Node:
             time.sleep(0.05)
 
     def plug(self, state: str = "up") -> None:
-        """Take its cable away (down), so that not even the end of connections is heard, or put it back."""
+        """Disconnect the node's cable (down), so that not even closed connections are noticed, or connect it again."""
         self.ip("link", "set", "wire", state)
 
     def remove(self) -> None:
@@ -131,7 +131,7 @@ class Node:
 
 @dataclass
 class TwoNodes:
-    """Two nodes that reach one another, and a port on the first that is free."""
+    """Two connected nodes, and a free port on the first."""
 
     nodes: tuple[Node, Node]
     port: int
@@ -146,11 +146,11 @@ class TwoNodes:
         return {**common, "NODE_RANK": node.number}
 
     def run(self, command: Sequence[object], cwd: Path, **variables: object) -> list[CompletedProcess]:
-        """Return what a command did on both nodes; see `wait`."""
+        """Return the results of a command on both nodes; see `wait`."""
         return self.wait(self.start(command, cwd, **variables))
 
     def batch(self, script: Path, cwd: Path) -> Running:
-        """Start a script of sbatch that runs on both nodes; tests/shared/fake_srun.py starts its tasks there."""
+        """Start an sbatch script on both nodes; tests/shared/fake_srun.py starts its tasks there."""
         count, names = len(self.nodes), ",".join(f"node{node.number}" for node in self.nodes)
         own = [{TAG: node.tag, **node.environment} for node in self.nodes]
         words = [[f"{name}={value}" for name, value in variables.items()] for variables in own]
@@ -186,7 +186,7 @@ def can_isolate() -> bool:
 
 @contextmanager
 def two_nodes(folder: Path) -> Iterator[TwoNodes]:
-    """Yield two nodes, isolated ones where that is allowed; nothing is left of them afterwards."""
+    """Yield two nodes, isolated if that is allowed; nothing of them is left afterwards."""
     isolated = can_isolate()
     nodes = tuple(Node(i, f"10.77.0.{i + 1}" if isolated else f"127.0.0.{i + 1}", folder) for i in range(2))
     try:
@@ -212,7 +212,7 @@ def _connect(a: Node, b: Node) -> None:
 
 
 def _name(a: Node, b: Node) -> None:
-    """Let each know the other by its name, and itself, as many distributions do, as an address of loopback."""
+    """Let each node know the other by name, and itself, as many distributions do, as a loopback address."""
     for node, other in ((a, b), (b, a)):
         hosts, resolver = node.folder / f"hosts{node.number}", node.folder / f"resolv{node.number}"
         mine, theirs = f"node{node.number}", f"{other.address} node{other.number}"

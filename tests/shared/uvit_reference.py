@@ -1,4 +1,4 @@
-"""The official U-ViT written again from its published layout and function, and small networks to compare with it."""
+"""The official U-ViT reimplemented from its published layout and forward pass, and small networks to compare with."""
 
 import torch
 from reference import block, block_shapes, each, embed_patches, image_of, layer, linear, makers, norm, waves
@@ -22,7 +22,7 @@ VARIANTS = {
 
 
 def official_shapes(image_size, patch_size, channels, dim, depth, num_classes=0, mlp_ratio=4.0, **options):
-    """Names and shapes of an official U-ViT file, written down from its published layout."""
+    """Return names and shapes of an official U-ViT file."""
     tokens = (image_size // patch_size) ** 2 + (2 if num_classes else 1)
     shapes = {"pos_embed": (1, tokens, dim), **layer("patch_embed.proj", dim, channels, patch_size, patch_size)}
     shapes |= layer("norm", dim) | layer("decoder_pred", patch_size**2 * channels, dim)
@@ -43,7 +43,7 @@ small, random_state, loaded, inputs = makers(UViT, SMALL, official_shapes)
 
 
 def official_trunk(w, h, *, depth, heads, alphas=None, betas=None):
-    """The blocks between the embeddings and the last norm, with one alpha and beta a branch."""
+    """Compute the blocks between the embeddings and the last norm, with one alpha and beta per branch."""
     memory, options = [], {"heads": heads, "eps": 1e-5, "alphas": each(alphas), "betas": each(betas)}
     for i in range(depth // 2):
         h = block(w, f"in_blocks.{i}", h, **options)
@@ -58,7 +58,7 @@ def official_trunk(w, h, *, depth, heads, alphas=None, betas=None):
 
 
 def official_forward(w, x, t, y=None, *, dim, depth, heads, patch_size, time_scale=999.0, alphas=None, betas=None, **_):
-    """The published forward pass, one step after the other on a state_dict `w`, with one alpha and beta a branch."""
+    """Compute the published forward pass on a state_dict `w`, with one alpha and beta per branch."""
     time = waves(time_scale * t, dim // 2)
     if "time_embed.0.weight" in w:
         time = linear(w, "time_embed.2", functional.silu(linear(w, "time_embed.0", time)))

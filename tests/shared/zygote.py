@@ -69,12 +69,12 @@ def serve() -> dict[str, Any] | None:
 
 
 def end_with_parent() -> None:
-    """Let the kernel kill this process when the one that has forked it ends: the suite leaves none behind."""
+    """Let the kernel kill this process when its parent ends, so that the suite leaves no process behind."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _wait(pid: int, folder: Path) -> None:
-    """Write the number of the program and, when it has ended, its exit code; end this process."""
+    """Write the process id of the program and, when it has ended, its exit code; end this process."""
     _write(folder / "pid", str(pid))
     _, status = os.waitpid(pid, 0)
     _write(folder / "returncode", str(os.waitstatus_to_exitcode(status)))
@@ -125,7 +125,7 @@ def become(order: dict[str, Any]) -> None:
 
 
 class Trap:
-    """Counts the calls, Python's and C's, within some functions, or sends a signal to this process at one of them.
+    """Counts the Python and C calls within some functions, or sends a signal to this process at one of them.
 
     Args:
         functions: qualified names, such as "LastCheckpoint._save".
@@ -190,7 +190,7 @@ class Trap:
 
 
 def enter(pid: int) -> None:
-    """Let the next process that is forked be on the node of another one: in its namespaces."""
+    """Start the next process on another process's node, in its namespaces."""
     libc = ctypes.CDLL(None, use_errno=True)
     for kind in ("net", "uts", "pid", "mnt"):
         with open(f"/proc/{pid}/ns/{kind}") as namespace:
@@ -199,7 +199,7 @@ def enter(pid: int) -> None:
 
 
 def leave() -> None:
-    """End this process; the last exit handler, after those of the program and the wait for its threads."""
+    """End this process, as the last exit handler, after the program's handlers and the wait for its threads."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(END["code"])

@@ -38,7 +38,7 @@ def small_sit(num_classes=10, **options):
 
 @pytest.fixture(scope="module")
 def sit(tmp_path_factory) -> Path:
-    """A .ckpt of a SiT whose weights are all random."""
+    """Return a .ckpt of a SiT whose weights are all random."""
     folder, net = tmp_path_factory.mktemp("sit"), small_sit()
     with torch.no_grad():
         for parameter in net.parameters():
@@ -50,7 +50,7 @@ def sit(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory) -> Path:
-    """Pictures of the classes 3, 7 and tench."""
+    """Return pictures of the classes 3, 7 and tench."""
     folder = tmp_path_factory.mktemp("pictures")
     for i, name in enumerate(["3", "7", "n01440764"] * 3):
         (folder / name).mkdir(exist_ok=True)
@@ -71,7 +71,7 @@ def start_task(tmp_path, caplog):
 
 
 def sit_from(sit, num_classes=3, **options):
-    """Training of a small SiT that starts from a file."""
+    """Return a task that trains a small SiT from the weights of a file."""
     return DiffusionTask(small_sit(num_classes, **options), Linear(), "velocity", init_from=str(sit))
 
 

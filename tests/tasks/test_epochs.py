@@ -1,4 +1,4 @@
-"""Runs of so many epochs that stop and are resumed."""
+"""Runs limited by epochs that stop and are resumed."""
 
 import pytest
 from conftest import Losses, same, state, tiny_task, tiny_trainer

@@ -24,7 +24,7 @@ def in_pieces(size, flip=False):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A run of two epochs of five global batches in one piece, and its options."""
+    """Return a run of two epochs of five global batches in one piece, and its options."""
     options = {"max_steps": 8, "limit_train_batches": 5}
     return fit(tmp_path_factory.mktemp("whole"), data=in_pieces(None, flip=True), **options), options
 

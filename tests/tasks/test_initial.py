@@ -30,7 +30,7 @@ def start_from(net, file):
 
 @pytest.fixture(scope="module")
 def mae(tmp_path_factory):
-    """A .ckpt of an MAE of the authors' wiring, after two steps."""
+    """Return a .ckpt of an MAE of the authors' wiring, after two steps."""
     folder = tmp_path_factory.mktemp("mae")
     task = mae_task()
     fit(folder, max_steps=2, task=task)

@@ -17,7 +17,7 @@ from uvit_decay.tasks import MAETask
 
 def test_a_mask_is_a_function_of_seed_step_and_place_in_any_pieces(tmp_path):
     def run(size):
-        """The noise of every forward pass, and the weights at the end."""
+        """Return the noise of every forward pass, and the weights at the end."""
         seen, task = [], mae_task()
         task.net.register_forward_pre_hook(lambda net, inputs: seen.append(inputs[1].clone()))
         return seen, fit(tmp_path / str(size), max_steps=6, data=Digits(32, size), task=task)[1]

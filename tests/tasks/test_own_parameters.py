@@ -1,4 +1,4 @@
-"""What a task holds beside its network: trained, resumed, clipped, named in checkpoints, and not in samples."""
+"""Parameters of a task besides its network: trained, resumed, clipped, named in checkpoints, not in samples."""
 
 from functools import partial
 

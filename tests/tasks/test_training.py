@@ -23,14 +23,14 @@ from uvit_decay.tasks.optim.options import Optimization
 
 
 def build_unused():
-    """Training of a network with a parameter that never gets a gradient."""
+    """Return a task whose network has a parameter that never gets a gradient."""
     net = tiny_net()
     net.unused = torch.nn.Parameter(torch.ones(3))
     return tiny_task(net)
 
 
 def build_fixed():
-    """Training of a network with fixed positions."""
+    """Return a task whose network has fixed positions."""
     torch.manual_seed(0)
     return tiny_task(SiT(8, 2, 1, dim=16, depth=2, heads=2, num_classes=10))
 
@@ -147,12 +147,12 @@ def test_labels_are_dropped_at_the_stated_rate_in_training_alone(tmp_path):
 
 
 def train_spoilt(folder, rank):
-    """How runs of two processes end after the images of one of them are NaN at step 4, or 6."""
+    """Return the errors of runs of two processes after the images of one of them are NaN at step 4 or 6."""
     return {last: run_to_error(folder / str(last), last, rank) for last in (4, 6)}
 
 
 def run_to_error(folder, last, rank):
-    """The error of one of these runs, its steps, and how DDP was set up."""
+    """Return the error of one of these runs, its steps, and how DDP was set up."""
     found = {"error": "none", "steps": 0}
 
     def spoil(trainer, task, batch, batch_idx):

@@ -22,7 +22,7 @@ RATE = 1e9
 
 
 def uvit_flops(dim, depth, tokens, patch=2, channels=1):
-    """Those of a step of a class-conditional U-ViT without time MLP, an image of which makes `tokens` tokens."""
+    """Return the FLOPs of a step of a class-conditional U-ViT without time MLP, for images of `tokens` tokens."""
     blocks = (depth + 1) * (12 * dim**2 * 2 * tokens + 4 * tokens**2 * dim)  # qkv, proj and MLP; q k^T and weights v
     merges = depth // 2 * 2 * (2 * dim) * dim * tokens
     patches = tokens - 2
@@ -32,7 +32,7 @@ def uvit_flops(dim, depth, tokens, patch=2, channels=1):
 
 
 def flops(folder, task, **options):
-    """Those of an image; to count them changes nothing."""
+    """Return the FLOPs of an image, and check that counting changes nothing."""
     found = []
 
     def count(trainer, task):

@@ -29,7 +29,7 @@ BATCH = Batch(torch.zeros(6, 1, 8, 8), torch.zeros(6, dtype=torch.int64), 0, 0, 
 
 
 class Blocks(nn.Module):
-    """What losses read of a network of this depth, with two prefix tokens."""
+    """A network of this depth as losses see it, with two prefix tokens."""
 
     def __init__(self, depth: int) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ def test_layersync_is_the_negative_cosine_of_patch_tokens_whose_reference_has_no
 
 
 def dispersive(length: str, z, tau: float):
-    """The equation of the paper, written out."""
+    """Return the equation of the paper, written out."""
     if length == "free":
         z = z / z.square().mean().sqrt()
     count, size = len(z), z[0].numel()
@@ -117,7 +117,7 @@ def test_the_versions_of_the_dispersive_loss_choose_the_layer(version, block):
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory):
-    """A small MAE of the digits, as a checkpoint."""
+    """Return a small MAE of the digits, as a checkpoint."""
     return str(save_teacher(tmp_path_factory.mktemp("teacher")))
 
 

@@ -66,7 +66,7 @@ def test_clipping_is_that_of_torch(tmp_path, algorithm, precision, fused):
 
 
 def on_a_rank(folder, rank):
-    """Norms of clipped runs, whose weights are saved."""
+    """Train runs with clipping, save their weights, and return their norms."""
     norms = {}
     for algorithm in CLIP:
         for name, strategy in STRATEGIES.items():
@@ -79,7 +79,7 @@ def on_a_rank(folder, rank):
 
 @pytest.fixture(scope="module")
 def ranks(programs, tmp_path_factory):
-    """The folder of all runs, and what each rank found in them."""
+    """Return the folder of all runs, and what each rank found in them."""
     folder = tmp_path_factory.mktemp("ranks")
     return folder, on_two_processes(programs, partial(on_a_rank, folder), folder)
 

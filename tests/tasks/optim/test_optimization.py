@@ -42,7 +42,7 @@ VECTORS = {"blocks.0.bias", "blocks.1.bias", "norm.weight", "norm.bias", "head.b
 
 
 def of_each(net, optim, lr=1.0):
-    """Learning rate and weight decay by name of a parameter."""
+    """Return the learning rate and weight decay of each parameter, by name."""
     names = {id(parameter): name for name, parameter in net.named_parameters()}
     groups = optim.groups(net, lr)
     return {names[id(p)]: (group["lr"], group["weight_decay"]) for group in groups for p in group["params"]}
@@ -82,7 +82,7 @@ def test_learned_alphas_have_weight_decay(decay_on):
 
 @pytest.mark.parametrize("schedule", ["layerscale", "rezero"])
 def test_learned_betas_have_no_weight_decay_unless_all_parameters_have(schedule):
-    """Those of LayerScale are a matrix, branches by channels, and no linear map."""
+    """The betas of LayerScale are a matrix (branches by channels), but no linear map."""
     net = small_mae(schedule=schedule, alpha_min=1.0)
     decays = {on: of_each(net, Optimization(weight_decay=0.05, decay_on=on))["betas"][1] for on in DECAY_ON}
     assert decays == {"all": 0.05, "matrices": 0.0, "layers": 0.0}
@@ -174,7 +174,7 @@ def test_the_length_of_a_run_is_known_without_a_loader(limit, max_epochs, max_st
 
 
 def run(folder, optim, *callbacks, max_steps, ckpt_path=None, **options):
-    """Losses, weights and trainer of a run of 44 batches an epoch."""
+    """Return losses, weights and trainer of a run of 44 batches an epoch."""
     losses, task = Losses(), DiffusionTask(tiny_net(), optim=optim)
     trainer = tiny_trainer(folder, losses, *callbacks, max_steps=max_steps, log_every_n_steps=1, **options)
     trainer.fit(task, Digits(32), ckpt_path=ckpt_path)

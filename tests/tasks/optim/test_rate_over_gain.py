@@ -53,7 +53,7 @@ TOLERANCES = {"adamw": 1e-6, "sgd": 1e-12, "muon": 5e-4}
 
 
 def build(family, **options):
-    """A network in float64 whose norms have no eps, with random numbers where it begins with 0."""
+    """Return a network in float64 whose norms have no eps, with random numbers where it begins with 0."""
     net = FAMILIES[family][0](alpha_min=options.pop("alpha_min", 0.6), **options).double()
     random = torch.Generator().manual_seed(0)
     for module in net.modules():
@@ -68,7 +68,7 @@ def build(family, **options):
 
 
 def plain_network(family, decayed):
-    """The network of plain shortcuts that is the same function as `decayed`: its branches have the gains in them."""
+    """Return the equivalent plain network of `decayed`: its branches include the gains."""
     plain = build(family, alpha_min=1.0)
     weights = {name: value.detach().clone() for name, value in decayed.named_parameters()}
     for rows, gain in zip(decayed.branch_factors(), decayed.shortcuts.gains, strict=True):

@@ -40,7 +40,7 @@ def test_nothing_is_compiled_after_the_first_steps(by_block, tmp_path, monkeypat
 
 
 def graphs(net, *inputs):
-    """How many graphs a training step of `net` has, by block."""
+    """Return the number of graphs in a training step of `net`, by block."""
     torch._dynamo.reset()
     seen = []
 

@@ -50,7 +50,7 @@ EXHAUSTIVE = {"sit-bf16", "sit-compiled"}
 
 
 class Held(Callback):
-    """How many bytes this process holds of what a step needs: of the memory itself, not of views into it."""
+    """The number of bytes that this process holds for a step: memory itself, not views of it."""
 
     def __init__(self) -> None:
         self.bytes: dict[str, int] = {}
@@ -121,7 +121,7 @@ def work(folder: Path, exhaustive: bool, rank: int) -> dict[str, dict]:
 
 @pytest.fixture(scope="module")
 def runs(programs, tmp_path_factory, exhaustive):
-    """The folder of all runs, and what each rank saw of them."""
+    """Return the folder of all runs, and what each rank saw of them."""
     folder = tmp_path_factory.mktemp("runs")
     fit(folder / "half of one", sit_task(), StopAt(HALF))
     return folder, on_two_processes(programs, partial(work, folder, exhaustive), folder)
@@ -132,13 +132,13 @@ def checkpoint(folder):
 
 
 def read_training_state(folder):
-    """What a checkpoint holds but for the counts of Lightning, which number the epochs of a resumed run otherwise."""
+    """Return the contents of a checkpoint without Lightning's counts, which differ in a resumed run."""
     contents = checkpoint(folder)
     return {name: contents[name] for name in ("state_dict", "callbacks", "optimizer_states", "lr_schedulers")}
 
 
 def assert_close(found, wanted, atol):
-    """Two checkpoints of the same keys, types and shapes, and numbers that differ by rounding."""
+    """Check that two checkpoints have equal keys, types and shapes, and numbers that differ only by rounding."""
     found, wanted = dict(leaves(found)), dict(leaves(wanted))
     assert list(found) == list(wanted)
     for name, value in wanted.items():
@@ -151,7 +151,7 @@ def assert_close(found, wanted, atol):
 
 @pytest.fixture(params=VARIANTS)
 def name(request, exhaustive) -> str:
-    """One of the variants that were run."""
+    """Return one of the variants that were run."""
     if request.param in EXHAUSTIVE and not exhaustive:
         pytest.skip("with --exhaustive")
     return request.param
