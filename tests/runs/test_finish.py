@@ -1,6 +1,7 @@
 """A run that was killed between its last checkpoint and its last results: a resumed run makes what is missing."""
 
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -33,31 +34,38 @@ def kill_at_the_end(monkeypatch, callback):
     monkeypatch.setattr(callback, "evaluate", evaluate_or_die)
 
 
-@pytest.fixture
-def command(tmp_path, monkeypatch):
-    """Return a function that runs the same command of three steps in a folder."""
+def launch(monkeypatch, folder, length="--trainer.max_steps=3"):
+    """Run the same command of three steps in a folder; return its run folders."""
     content = digits_config(**KEPT)
     callbacks = content["trainer"]["callbacks"]
     content["trainer"]["callbacks"] = [each for each in callbacks if each["class_path"].rpartition(".")[2] in KEPT]
+    folder.mkdir(exist_ok=True)
+    (folder / "small.yaml").write_text(yaml.safe_dump(content))
+    train(monkeypatch, folder, "fit", *TINY, length)
+    return sorted((folder / "runs" / "digits").iterdir())
 
-    def run(name, length="--trainer.max_steps=3"):
-        folder = tmp_path / name
-        folder.mkdir(exist_ok=True)
-        (folder / "small.yaml").write_text(yaml.safe_dump(content))
-        train(monkeypatch, folder, "fit", *TINY, length)
-        return sorted((folder / "runs" / "digits").iterdir())
 
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+    """Return a function that runs the command in a folder of the test."""
+    return partial(launch, monkeypatch, tmp_path / "killed")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Return the folder of a run that nothing kills."""
+    with pytest.MonkeyPatch.context() as patch:
+        (run,) = launch(patch, tmp_path_factory.mktemp("whole"))
     return run
 
 
 @pytest.mark.parametrize("callback", [Preview, LinearProbes])
-def test_missing_results_are_made_by_the_same_command(callback, command, monkeypatch, caplog):
-    (whole,) = command("whole")
+def test_missing_results_are_made_by_the_same_command(callback, whole, command, monkeypatch, caplog):
     with monkeypatch.context() as patch:
         kill_at_the_end(patch, callback)
         with pytest.raises(Killed):
-            command("killed")
-    (finished,) = command("killed")
+            command()
+    (finished,) = command()
     find_line(caplog.messages, "step 3", callback.__name__)
     for name in RESULTS:
         assert (finished / name).read_bytes() == (whole / name).read_bytes(), name
@@ -68,7 +76,7 @@ def test_missing_results_are_made_by_the_same_command(callback, command, monkeyp
     assert [json.loads(line)["step"] for line in (finished / "probes.jsonl").read_text().splitlines()] == [2, 3]
     before = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
     caplog.clear()
-    assert command("killed") == [finished]
+    assert command() == [finished]
     find_line(caplog.messages, "step 3", "--trainer.max_steps")
     assert {path: path.stat().st_mtime_ns for path in finished.rglob("*")} == before
 
@@ -77,22 +85,21 @@ def test_a_longer_run_first_makes_the_missing_results_of_a_shorter_one(command, 
     with monkeypatch.context() as patch:
         kill_at_the_end(patch, LinearProbes)
         with pytest.raises(Killed):
-            command("killed")
-    (run,) = command("killed", "--trainer.max_steps=4")
+            command()
+    (run,) = command("--trainer.max_steps=4")
     assert [json.loads(line)["step"] for line in (run / "probes.jsonl").read_text().splitlines()] == [2, 3, 4]
 
 
-def test_a_second_kill_costs_no_result_that_is_recorded(command, monkeypatch):
+def test_a_second_kill_costs_no_result_that_is_recorded(whole, command, monkeypatch):
     with monkeypatch.context() as patch:
         kill_at_the_end(patch, Preview)
         with pytest.raises(Killed):
-            command("killed")
+            command()
     with monkeypatch.context() as patch:
         kill_at_the_end(patch, LinearProbes)
         with pytest.raises(Killed):
-            command("killed")
+            command()
         kill_at_the_end(patch, Preview)  # which is not made again
-    (last,) = command("killed")
-    (whole,) = command("whole")
+    (last,) = command()
     for name in RESULTS:
         assert (last / name).read_bytes() == (whole / name).read_bytes(), name
