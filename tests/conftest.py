@@ -23,7 +23,6 @@ from PIL import Image
 from programs import Launcher
 from small_mae import mae_task
 from small_programs import SmallPrograms, small_inputs
-from surroundings import FEW_STEPS
 from threadpoolctl import threadpool_limits
 
 from uvit_decay.callbacks import EMA, LastCheckpoint
@@ -34,7 +33,7 @@ from uvit_decay.diffusion.samplers import SAMPLERS
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.evaluation.feature_table import EXTRACTORS
 from uvit_decay.evaluation.metric_table import METRICS
-from uvit_decay.metrics import SmallClassifier
+from uvit_decay.metrics import SmallClassifier, small_classifier
 from uvit_decay.nn import MAE, ResNet, SiT, UViT, ViT
 from uvit_decay.representations.protocols import PROTOCOLS
 from uvit_decay.tasks import DiffusionTask
@@ -271,17 +270,16 @@ def refused(capsys: pytest.CaptureFixture, command: Callable[..., None], *args: 
 
 
 def trained_once(patch: pytest.MonkeyPatch) -> None:
-    """Train the classifier of digits once for all evaluations in this process, for few steps instead of 300."""
+    """Train the small classifier once on the same images for all evaluations in this process, for one cycle."""
     train = SmallClassifier._train
 
     def remembered(self, images, labels):
         key = self.steps, images.numpy().tobytes(), labels.numpy().tobytes()
         if key not in CLASSIFIERS:
-            with pytest.MonkeyPatch.context() as shorter:
-                shorter.setattr(self, "steps", min(FEW_STEPS, self.steps_on(len(images))))
-                CLASSIFIERS[key] = train(self, images, labels)
+            CLASSIFIERS[key] = train(self, images, labels)
         return copy.deepcopy(CLASSIFIERS[key])
 
+    patch.setattr(small_classifier, "CYCLES", 1)
     patch.setattr(SmallClassifier, "_train", remembered)
 
 

@@ -10,7 +10,7 @@ from runs import fit
 from uvit_decay.callbacks import GenerationMetrics, LinearProbes, Preview
 from uvit_decay.data import Digits
 from uvit_decay.diffusion.sampling import Sampling
-from uvit_decay.metrics.extractors import SmallClassifier
+from uvit_decay.metrics import SmallClassifier
 
 
 def test_tf32_may_be_named_before_the_network_is_on_its_gpu(tmp_path, monkeypatch):

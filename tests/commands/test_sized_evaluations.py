@@ -55,7 +55,7 @@ def test_the_digits_keep_the_numbers_of_their_configuration(tmp_path, monkeypatc
     printed = capsys.readouterr().out
     assert "num: 1000\n" in printed
     assert "max_train: 10000\n" in printed
-    assert "steps: 300\n" in printed
+    assert "max_reference: 50000\n" in printed
 
 
 def test_sizes_follow_data_and_run():
@@ -71,9 +71,3 @@ def test_sizes_follow_data_and_run():
     trainer.max_steps = -1
     assert probes._size(trainer, SimpleNamespace(path=object())).max_train == len(digits.train)
     assert GenerationMetrics(SmallClassifier(), num=None).affordable(trainer) == float("inf")
-
-
-@pytest.mark.parametrize(("count", "steps"), [(64, 14), (1437, 300), (5000, 300)])
-def test_a_small_set_trains_the_classifier_for_fewer_steps(count, steps):
-    assert SmallClassifier(None).steps_on(count) == steps
-    assert SmallClassifier().steps_on(count) == 300

@@ -7,11 +7,8 @@ import pytest
 from evaluations import digit_images, evaluate, refused
 from PIL import Image
 from refusals import find_line
-from surroundings import FEW_STEPS
 
-from uvit_decay.evaluation.feature_table import EXTRACTORS
 from uvit_decay.images.io import save_npz, save_pngs
-from uvit_decay.metrics import SmallClassifier
 
 DIGITS = ["--reference", "digits:train", "--features", "digits"]
 
@@ -43,7 +40,7 @@ def test_a_folder_and_an_array_give_the_same_numbers_and_a_report(forms, tmp_pat
     assert set(results[0]) == {"fd", "is", "is_std", "kid", "kid_std", "precision", "recall"}
     report = json.loads((tmp_path / "report.json").read_text())
     assert [key for key in report["metrics"] if key.startswith("fd/")] == [
-        "fd/array-150_vs_digits-train-1437_small-cnn"
+        "fd/array-150_vs_digits-train-1437_small-cnn-2"
     ]
     assert report["protocol"]["n"] == 150
     assert report["protocol"]["reference"] == {"name": "digits-train", "n": 1437, "size": "8x8"}
@@ -70,7 +67,7 @@ def test_statistics_stand_in_for_the_reference(forms, tmp_path, monkeypatch, cap
     with np.load(tmp_path / "stats.npz") as arrays:
         assert (arrays["mu"].shape, arrays["sigma"].shape, arrays["sigma"].dtype) == ((64,), (64, 64), np.float64)
         about = json.loads(str(arrays["about"]))
-    assert (about["name"], about["n"], about["extractor"][:9]) == ("digits-train", 1437, "small-cnn")
+    assert (about["name"], about["n"], about["extractor"][:11]) == ("digits-train", 1437, "small-cnn-2")
     base = ["generation", "--samples", forms / "array.npz", "--features", "digits", "--metrics", "fd"]
     evaluate(monkeypatch, tmp_path, *base, "--reference", "digits:train", "--out", "images.json")
     capsys.readouterr()
@@ -90,7 +87,7 @@ def test_a_checkpoint_is_evaluated_as_it_samples(trained, tmp_path, monkeypatch)
     assert values(tmp_path, "direct.json") == values(tmp_path, "array.json")
     report = json.loads((tmp_path / "direct.json").read_text())
     (key,) = [key for key in report["metrics"] if key.startswith("fd/")]
-    assert key == "fd/last-step12_ema_dpm++3_w2_seed4_nfe3-120_vs_digits-train-1437_small-cnn"
+    assert key == "fd/last-step12_ema_dpm++3_w2_seed4_nfe3-120_vs_digits-train-1437_small-cnn-2"
     assert report["protocol"]["measured_nfe"] == 6  # three steps, both halves of guidance
     assert set(report["coverage"]) == set("0123456789")
     assert np.load(tmp_path / "samples.npz")["arr_1"].tolist() == [i % 10 for i in range(120)]
@@ -102,7 +99,6 @@ def test_several_processes_find_what_one_finds(programs, trained, tmp_path, monk
     if processes > 2 and not exhaustive:
         pytest.skip("a sample: --exhaustive tries three processes, too")
     options = ["--ckpt", str(trained), "--num", "97", "--steps", "3", "--metrics", "fd,is", *DIGITS]
-    monkeypatch.setitem(EXTRACTORS, "digits", lambda options: SmallClassifier(FEW_STEPS))
     evaluate(monkeypatch, tmp_path, "generation", *options, "--out", "one.json")
     command = ["tests/shared/surroundings.py", "quick", "evaluate.py", "generation", *options, "--out", "many.json"]
     programs.run_ranks(processes, *command, cwd=tmp_path, environment={"XDG_CACHE_HOME": str(tmp_path / "cache")})
@@ -164,7 +160,7 @@ def test_default_names_tell_what_was_measured_and_features_of_a_reference_are_ke
     assert len(list((tmp_path / "cache" / "uvit_decay" / "features").glob("*/about.json"))) == 1
     names = [path.name for path in tmp_path.glob("*.json")]
     assert len(names) == 2
-    assert all(name.startswith("array-150_vs_digits-train-1437_small-cnn_") for name in names)
+    assert all(name.startswith("array-150_vs_digits-train-1437_small-cnn-2_") for name in names)
 
 
 def no_network(*args, **kwargs):

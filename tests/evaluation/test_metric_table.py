@@ -95,8 +95,8 @@ def test_titles_name_features_that_have_no_distance_of_their_own():
 
 def test_values_in_a_line_have_titles_and_their_spread():
     values = {"fd": 0.6234, "is": 6.5432, "is_std": 0.2712, "label_consistency": 0.98912}
-    line = "FD (small-cnn) 0.62, IS 6.54 +- 0.27, label consistency 0.989"
-    assert summary(values, "small-cnn-0123456789ab") == line
+    line = "FD (small-cnn-2) 0.62 (real images 0.13), IS 6.54 +- 0.27, label consistency 0.989"
+    assert summary(values, "small-cnn-2-0123456789ab", {"fd": 0.13}) == line
     assert (
         summary({"kid": 0.0123456, "kid_std": 0.001, "recall": 0.5}, "named") == "KID 0.01235 +- 0.00100, recall 0.500"
     )

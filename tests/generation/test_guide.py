@@ -108,7 +108,7 @@ def test_an_evaluation_says_the_guide(checkpoints, tmp_path, monkeypatch):
     report = json.loads((tmp_path / "report.json").read_text())
     (key,) = report["metrics"]
     name = "last-step12_ema_dpm++2_w2_guide-step_00000006-step6_seed0_nfe2-80"
-    assert key == f"fd/{name}_vs_digits-train-1437_small-cnn"
+    assert key == f"fd/{name}_vs_digits-train-1437_small-cnn-2"
     assert report["protocol"]["measured_nfe"] == 4
     assert report["protocol"]["samples"]["guide_step"] == 6
 

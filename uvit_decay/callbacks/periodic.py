@@ -102,16 +102,25 @@ class Periodic(Callback):
     def affordable(self, trainer: Trainer) -> float:
         """Return how many network evaluations one `evaluate` may take if it is sized to the run; may be infinite.
 
-        All evaluations of this callback in a run then cost at most half of the training, in which an image counts as
-        TRAINING_COST evaluations.
+        All evaluations of this callback in a run then cost at most its `budget`.
         """
+        return self.budget(trainer) / self.count_times(trainer)
+
+    def budget(self, trainer: Trainer) -> float:
+        """Return half of the network evaluations of the training, an image counted as TRAINING_COST; maybe infinite."""
+        _, total = run_length(trainer)
+        return TRAINING_COST * total * trainer.datamodule.batch_size / 2
+
+    def count_times(self, trainer: Trainer) -> float:
+        """Return the number of evaluations in a run, at least 1; in a run without end, 1."""
         epoch, total = run_length(trainer)
-        training = TRAINING_COST * total * trainer.datamodule.batch_size
+        if math.isinf(total):
+            return 1.0
         times = float(self.at_end)
         for interval in (self.every_n_steps, epoch * (self.every_n_epochs or 0)):
             if interval:
                 times += total // interval
-        return training / 2 / max(times, 1.0) if math.isfinite(total) else math.inf
+        return max(times, 1.0)
 
     def _shown(self, trainer: Trainer, when: str = "") -> AbstractContextManager[Work]:
         """Show the progress of this callback in the context, if the run has our progress bar."""

@@ -122,9 +122,7 @@ def size_evaluations(config: Namespace, words: Sequence[str]) -> None:
     if "GenerationMetrics" in first:
         arguments = first["GenerationMetrics"].init_args
         arguments.num = None
-        extractor = arguments.extractor
-        if not isinstance(extractor, str) and "steps" in extractor.init_args:
-            extractor.init_args.steps = None
+        arguments.max_reference = None
     if "LinearProbes" in first:
         first["LinearProbes"].init_args.max_train = None
     rank_zero_info("metrics and probes are sized to the data and the run (docs/training.md)")

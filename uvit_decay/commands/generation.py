@@ -14,47 +14,64 @@ from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.instantiate import Trusted
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    import torch
 
     from uvit_decay.evaluation.generation import Comparison
     from uvit_decay.evaluation.image_sources import ImageSource
-    from uvit_decay.metrics.extractors import Extractor, TrainingSet
+    from uvit_decay.metrics.extractors import Extractor
+    from uvit_decay.runtime.distributed import Processes
 
 GREY = 1  # channels of the digits
 RGB = 3
 
 
-def _load_digits() -> tuple[Tensor, Tensor, None]:
-    """Return images and labels of the training digits, for --features digits, which compares no labels."""
+def _load_digits() -> ImageSource:
+    """Return the training digits, for --features digits."""
     from uvit_decay.data import Digits
+    from uvit_decay.evaluation.image_sources import DatasetImages
 
     digits = Digits()
     digits.setup()
-    images, labels = digits.train[list(range(len(digits.train)))]
-    return images, labels, None
+    return DatasetImages(f"{digits.name}-train", digits.train, GREY, digits.class_names)
 
 
-def _choose_training_set(features: FeatureOptions, name: str, images: ImageSource | None) -> TrainingSet:
-    """Return the reader of the images on which an extractor is trained: the labelled reference, as in training.
+def _prepare(
+    extractor: Extractor,
+    features: FeatureOptions,
+    shape: tuple[int, ...],
+    device: torch.device,
+    processes: Processes,
+    name: str,
+    reference: ImageSource | None,
+) -> None:
+    """Prepare the extractor; one that is trained is trained on the labelled reference, as in training.
 
     Args:
-        features: the extractor.
+        extractor: the extractor.
+        features: its options.
+        shape: shape of the images, (c, h, w).
+        device: its device.
+        processes: the processes of this program.
         name: name of the reference.
-        images: images of the reference; None for statistics.
+        reference: images of the reference; None for statistics.
     """
+    from uvit_decay.evaluation.cache import prepare_extractor
     from uvit_decay.evaluation.generation import MOST_REFERENCE
-    from uvit_decay.runtime.random import subset
+    from uvit_decay.evaluation.image_sources import choose_reference
 
-    def load() -> tuple[Tensor, Tensor, tuple[str, ...]]:
-        if images is None or images.labels is None or len(images.class_names) < 2:
+    training = None
+    if features.name == DIGITS:
+        training = _load_digits()
+    elif extractor.needs_labels:
+        if reference is None or reference.labels is None or len(reference.class_names) < 2:
             raise UserError(
                 f"--features {features.name} is trained on the reference, and {name} has no images of two classes or "
                 "more; give a data set such as cifar10:train, or class folders"
             )
-        chosen = subset(images, MOST_REFERENCE, "reference")
-        return images.read(chosen), images.labels[chosen], images.class_names
-
-    return _load_digits if features.name == DIGITS else load
+        training = choose_reference(reference, MOST_REFERENCE)
+    prepare_extractor(extractor, shape, device, processes, training)
+    if features.name == DIGITS:
+        extractor.class_names = None  # labels of other images are not compared
 
 
 def _choose_channels(features: FeatureOptions, extractor: Extractor, name: str, samples: int | None = None) -> int:
@@ -126,6 +143,7 @@ def generation(
     reference: str,
     out: Path | None = None,
     num: Annotated[Count | None, "-n"] = None,
+    max_reference: Count | None = None,
     save_samples: Path | None = None,
     ceiling: str | None = None,
     metrics: MetricOptions,
@@ -140,6 +158,7 @@ def generation(
         reference: images or statistics to compare with.
         out: report.json, with report.html beside it; default: a telling name.
         num: samples of --ckpt; default: 50,000.
+        max_reference: largest number of reference images, a fixed random choice as in training; default: all.
         save_samples: keep the samples of --ckpt, too, as an .npz.
         ceiling: real images, such as the test set, whose values stand beside the samples'; default: the test images of
             --reference SET:train if --features are small-cnn or a network, otherwise none.
@@ -153,11 +172,10 @@ def generation(
 
     from uvit_decay.commands.opening import open_program
     from uvit_decay.evaluation.generation import Comparison, open_reference
-    from uvit_decay.evaluation.image_sources import GeneratedImages
+    from uvit_decay.evaluation.image_sources import GeneratedImages, choose_reference
     from uvit_decay.evaluation.open_by_name import open_images
     from uvit_decay.evaluation.report import write_reports
     from uvit_decay.generation.samples import Samples
-    from uvit_decay.metrics.extractors import prepare
 
     files = list(features.files)
     if ckpt is not None:
@@ -174,7 +192,9 @@ def generation(
             channels = _choose_channels(features, extractor, reference, samples_of_ckpt.shape[0])
             images = GeneratedImages(samples_of_ckpt, num or 50_000, channels)
         file, reference_images = open_reference(reference, channels, features.image_size)
-        prepare(extractor, images.shape, device, _choose_training_set(features, reference, reference_images))
+        if max_reference is not None and reference_images is not None:
+            reference_images = choose_reference(reference_images, max_reference)
+        _prepare(extractor, features, images.shape, device, processes, reference, reference_images)
         comparison = Comparison(images, file, reference_images, extractor, device, sampling.batch_size, metrics)
         comparison.check()
         real = _compare_real(comparison, ceiling, features, reference)
@@ -207,7 +227,6 @@ def statistics(
     from uvit_decay.evaluation.extract import Extraction
     from uvit_decay.evaluation.open_by_name import open_images
     from uvit_decay.evaluation.statistics_file import save_statistics
-    from uvit_decay.metrics.extractors import prepare
 
     with open_program(features.files, device) as (processes, chosen_device), claim_outputs(out, processes=processes):
         extractor = features.extractor(spatial, trust)
@@ -215,7 +234,7 @@ def statistics(
             raise UserError(f"--spatial features are Inception's, {extractor.name} yields none")
         channels = _choose_channels(features, extractor, reference)
         images = open_images(reference, channels, features.image_size)
-        prepare(extractor, images.shape, chosen_device, _choose_training_set(features, reference, images))
+        _prepare(extractor, features, images.shape, chosen_device, processes, reference, images)
         keep = ["features"]
         if spatial:
             keep.append("spatial")

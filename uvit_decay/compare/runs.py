@@ -33,7 +33,7 @@ TOKENS = {"mean": "mean patch tokens", "all": "mean tokens", "cls": "class token
 TOP1 = "val/top1"  # of classifiers
 MOST = 1e12  # beyond every measured value
 Key = TypeVar("Key")
-OUTCOMES = ("measured_nfe", "remarks")  # metadata of samples that their metrics do not depend on
+OUTCOMES = ("measured_nfe", "remarks", "ceiling")  # metadata of samples that their metrics do not depend on
 
 
 @dataclass(frozen=True, eq=False)

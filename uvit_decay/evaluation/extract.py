@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from filelock import FileLock, Timeout
 from torch import Tensor
 
+from uvit_decay.evaluation.cache import lock
 from uvit_decay.evaluation.feature_store import FLOATS, FeatureStore
 from uvit_decay.evaluation.image_sources import ImageSource
 from uvit_decay.metrics.extractors import Extractor
 from uvit_decay.runtime.concurrency import read_ahead
 from uvit_decay.runtime.distributed import Processes, batches
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import check_writable
 from uvit_decay.runtime.progress import track
 
 PART = 256  # largest number of images in a part of a store
@@ -65,7 +63,7 @@ class Extraction:
         metadata = {**fingerprints, "n": len(images), "keep": list(keep)}
         store = FeatureStore(folder, metadata, split_into_parts(len(images)))
         # Only the first process locks, reads and writes the store.
-        with _lock(store) if processes.is_main else nullcontext():
+        with lock(store.lock, f"extracts features to {store.folder}") if processes.is_main else nullcontext():
             extracted = self._fill(store, images, keep, processes)
             if processes.is_main and extracted and images.fingerprint() != fingerprints["images"]:
                 store.remove()
@@ -121,14 +119,3 @@ class Extraction:
         if "images" in keep or ("shown" in keep and part.start < SHOWN):
             tensors["images"] = images.cpu()
         return tensors
-
-
-def _lock(store: FeatureStore) -> AbstractContextManager[object]:
-    """Wait for an exclusive lock on the store, because two evaluations may share a reference; return the lock."""
-    check_writable(store.lock)
-    lock = FileLock(store.lock)
-    try:
-        return lock.acquire(timeout=0)
-    except Timeout:
-        print(f"waiting for another program that extracts features to {store.folder}", file=sys.stderr)
-        return lock.acquire()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -14,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from uvit_decay.evaluation.cache import cache_folder, hash_metadata
 from uvit_decay.metrics.extractors import Features
 from uvit_decay.metrics.frechet import Moments, Statistics
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import at_home, check_writable, remove_remains, writing
+from uvit_decay.runtime.files import check_writable, remove_remains, writing
 from uvit_decay.runtime.tensor_files import load_tensors, save_tensors
 from uvit_decay.runtime.validation import read_json, write_json
 
@@ -40,10 +39,10 @@ class FeatureStore:
     """
 
     def __init__(self, folder: Path | None, metadata: dict[str, Any], parts: Sequence[range]) -> None:
-        self.folder = folder or _cache_folder() / _hash_metadata(metadata)[:32]
+        self.folder = folder or cache_folder("features") / hash_metadata(metadata)[:32]
         self.parts = list(parts)
         self.metadata = {**metadata, "parts": [part.stop for part in parts]}
-        self._key = _hash_metadata(self.metadata)
+        self._key = hash_metadata(self.metadata)
         self._loaded: dict[str, Tensor] = {}
         self._verified: set[range] = set()
 
@@ -164,17 +163,6 @@ class FeatureStore:
                 path.unlink()
             self.folder.rmdir()
             self.lock.unlink(missing_ok=True)
-
-
-def _cache_folder() -> Path:
-    """Return the folder of the stores of this machine."""
-    return at_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "uvit_decay" / "features"
-
-
-def _hash_metadata(metadata: dict[str, Any]) -> str:
-    """Return the sha256 of plain values, independent of the order of keys."""
-    text = json.dumps(metadata, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _check_features(name: str, features: Tensor, n: int) -> None:

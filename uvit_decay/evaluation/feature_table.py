@@ -32,7 +32,7 @@ PROTOCOLS = {
 
 
 DIGITS = "digits"  # the small classifier of the training digits
-SMALL_CNN = "small-cnn"  # the small classifier of the reference's labelled images, as in training
+SMALL_CNN = "small-cnn"  # the small classifier of the reference's labelled images, as in training: its present version
 CHECKPOINTS = (".ckpt", ".safetensors")
 
 
@@ -61,16 +61,10 @@ def _inception(request: ExtractorRequest) -> Extractor:
     )
 
 
-def _digits(request: ExtractorRequest) -> Extractor:
-    from uvit_decay.metrics import SmallClassifier
-
-    return SmallClassifier()
-
-
 def _small_cnn(request: ExtractorRequest) -> Extractor:
     from uvit_decay.metrics import SmallClassifier
 
-    return SmallClassifier(steps=None)  # as many as in training, where metrics are sized to the data
+    return SmallClassifier()
 
 
 def _dinov2(request: ExtractorRequest) -> Extractor:
@@ -93,7 +87,7 @@ def _network(request: ExtractorRequest) -> Extractor:
 
 EXTRACTORS: dict[str, Callable[[ExtractorRequest], Extractor]] = {
     "inception": _inception,
-    DIGITS: _digits,
+    DIGITS: _small_cnn,
     SMALL_CNN: _small_cnn,
     "dinov2": _dinov2,
 }

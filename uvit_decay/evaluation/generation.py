@@ -14,7 +14,14 @@ import torch
 from uvit_decay.evaluation.extract import Extraction
 from uvit_decay.evaluation.feature_store import FeatureStore
 from uvit_decay.evaluation.image_sources import ArrayImages, ChosenImages, ImageSource
-from uvit_decay.evaluation.metric_table import CONSISTENCY, Inputs, Metric, MetricOptions, name_metrics
+from uvit_decay.evaluation.metric_table import (
+    CLASSIFIER_ACCURACY,
+    CONSISTENCY,
+    Inputs,
+    Metric,
+    MetricOptions,
+    name_metrics,
+)
 from uvit_decay.evaluation.open_by_name import open_images
 from uvit_decay.evaluation.statistics_file import Reference, StatisticsFile
 from uvit_decay.metrics.consistency import label_consistency
@@ -255,7 +262,9 @@ class Comparison:
         store = self._extract_samples(processes)
         if not processes.is_main:
             return {}
-        return self.measure(store, reference)
+        values = self.measure(store, reference)
+        values.pop(CLASSIFIER_ACCURACY, None)  # it is no value of these images
+        return values
 
     def extract_reference(self, processes: Processes) -> Reference:
         """Extract the features of the reference images, unless the file has the statistics of all metrics."""
@@ -285,6 +294,8 @@ class Comparison:
                 work.update()
         if self._label_obstacle is None:
             values[CONSISTENCY] = label_consistency(samples.tensor("logits"), self.samples.labels)
+        if self.extractor.accuracy is not None:
+            values[CLASSIFIER_ACCURACY] = self.extractor.accuracy
         return values
 
 

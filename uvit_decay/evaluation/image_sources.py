@@ -28,6 +28,7 @@ from uvit_decay.runtime.random import subset
 
 LOSSY = (".jpg", ".jpeg")
 MOST_CLASSES = 100_000  # limit of the labels of an array
+READ = 64  # images of files whose pixels are in the fingerprint: how files are decoded may change
 
 
 class ImageSource(ABC):
@@ -64,9 +65,12 @@ class ImageSource(ABC):
 
     def content(self) -> list[Any]:
         """Return values that are equal on all nodes if the images are, whatever their paths and times."""
-        few = self.read(subset(range(len(self)), COMPARED, "compared"))
-        checksum = zlib.crc32(few.cpu().contiguous().numpy())
-        return [len(self), self.shape, checksum]
+        return [len(self), self.shape, self.checksum(COMPARED)]
+
+    def checksum(self, count: int) -> int:
+        """Return the CRC-32 of at most `count` images as they are read, a fixed random choice."""
+        few = self.read(subset(range(len(self)), count, "compared"))
+        return zlib.crc32(few.cpu().contiguous().numpy())
 
     def metadata(self) -> dict[str, Any]:
         """Return metadata for reports, as plain values."""
@@ -116,7 +120,8 @@ class FileImages(ImageSource):
         return read(self.listing, self.shape[1], self.shape[0], indices, exact=self.exact)
 
     def fingerprint(self) -> dict[str, Any]:
-        fingerprint = {"files": _hash_files(self.listing), "shape": list(self.shape)}
+        read = self.checksum(READ)
+        fingerprint = {"files": _hash_files(self.listing), "shape": list(self.shape), "read": read}
         if self.listing.table:  # its file is not one of the images
             fingerprint["labels"] = hash_array(self.labels)
         return fingerprint
@@ -244,6 +249,8 @@ class DatasetImages(ImageSource):
             raise UserError(f"{self.name} cannot be compared with samples: give a folder of images")
         indices = hashlib.sha256(repr(chosen).encode()).hexdigest()
         fingerprint = {"set": content, "chosen": indices, "shape": list(self.shape)}
+        if isinstance(self.images, OnDisk):
+            fingerprint["read"] = self.checksum(READ)
         if self.images.crop not in (None, centre_crop):
             fingerprint["crop"] = repr(self.images.crop)
         return fingerprint
@@ -277,6 +284,13 @@ class ChosenImages(ImageSource):
     def fingerprint(self) -> dict[str, Any]:
         chosen = hashlib.sha256(repr(self.chosen).encode()).hexdigest()
         return {"of": self.images.fingerprint(), "chosen": chosen}
+
+
+def choose_reference(images: ImageSource, most: int) -> ImageSource:
+    """Return the images, or `most` of them: the same random choice in training and in evaluate.py."""
+    if len(images) <= most:
+        return images
+    return ChosenImages(images, subset(images, most, "reference"))
 
 
 def _check_channels(name: str, stored: int, channels: int) -> None:

@@ -201,6 +201,9 @@ METRICS = {
 }
 # A value of every class-conditional comparison whose extractor knows the classes; it cannot be chosen by --metrics.
 CONSISTENCY = "label_consistency"
+# Beside every value from a classifier that was trained for the comparison: how good the classifier is.
+CLASSIFIER_ACCURACY = "classifier_accuracy"
+OF_CLASSIFIER = Value("Classifier accuracy", 3, "higher", "of the small classifier, on images held out of its training")
 OF_LABELS = Value("Label consistency", 3, "higher", "share of samples that the classifier assigns to their class")
 
 
@@ -246,8 +249,14 @@ def format_title(name: str, title: str, extractor: str) -> str:
 SHORT = {"is": "IS", "precision": "precision", "recall": "recall"}  # names in a line of text, if not the title
 
 
-def summary(values: Mapping[str, float], extractor: str) -> str:
-    """Return values in a line, such as "FD (small-cnn) 0.62, IS 6.54 +- 0.27", given an extractor's fingerprint."""
+def summary(values: Mapping[str, float], extractor: str, real: Mapping[str, float] | None = None) -> str:
+    """Return values in a line, such as "FD (small-cnn-2) 0.62 (real images 0.13), IS 6.54 +- 0.27".
+
+    Args:
+        values: the values by name.
+        extractor: fingerprint of the extractor.
+        real: values of real images by name, which stand beside them; None for none.
+    """
     known = collect_values()
     parts = []
     for name, value in values.items():
@@ -262,6 +271,8 @@ def summary(values: Mapping[str, float], extractor: str) -> str:
         spread = values.get(f"{name}_std")
         if spread is not None:
             part += f" +- {spread:.{decimals}f}"
+        if name in (real or {}):
+            part += f" (real images {real[name]:.{decimals}f})"
         parts.append(part)
     return ", ".join(parts)
 

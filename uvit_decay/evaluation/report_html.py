@@ -14,7 +14,14 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
 
-from uvit_decay.evaluation.metric_table import CONSISTENCY, OF_LABELS, collect_values, format_title
+from uvit_decay.evaluation.metric_table import (
+    CLASSIFIER_ACCURACY,
+    CONSISTENCY,
+    OF_CLASSIFIER,
+    OF_LABELS,
+    collect_values,
+    format_title,
+)
 from uvit_decay.images.class_names import in_words, synonyms
 from uvit_decay.images.io import labelled_grid, to_pil
 from uvit_decay.runtime.files import replacing
@@ -109,7 +116,7 @@ def _build_metric_rows(metrics: dict[str, float], extractor: str, ceiling: dict[
         extractor: fingerprint of the extractor.
         ceiling: values of real images by name; empty for none.
     """
-    displays = {**collect_values(), CONSISTENCY: OF_LABELS}
+    displays = {**collect_values(), CONSISTENCY: OF_LABELS, CLASSIFIER_ACCURACY: OF_CLASSIFIER}
     rows = []
     for key, value in metrics.items():
         if key.endswith("_std") and key.removesuffix("_std") in metrics:

@@ -7,24 +7,19 @@ imported at first use: parsers of options import this module.
 
 from __future__ import annotations
 
-import hashlib
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from einops import repeat
 from jaxtyping import Float32, Int64, UInt8
-from torch import Tensor, nn
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
-from uvit_decay.images.io import to_float
 from uvit_decay.metrics import resize
-from uvit_decay.runtime.distributed import cpu_threads
-from uvit_decay.runtime.errors import UserError, check_whole
+from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.precision import Precision, chosen_precision, computing
-from uvit_decay.runtime.random import generator
 from uvit_decay.runtime.typed import check_types
 from uvit_decay.runtime.validation import check_compile
 
@@ -33,7 +28,6 @@ if TYPE_CHECKING:
 
 UInt8Images = UInt8[Tensor, "n c h w"]
 Labels = Int64[Tensor, " n"]
-TrainingSet = Callable[[], tuple[Tensor, Tensor, tuple[str, ...] | None]]  # reads images, labels, names of classes
 PUBLISHED = "6726825d"  # start of the sha256 of the Inception weights behind all published numbers
 _AT_ONCE = 16  # images in a batch of Inception on a CPU: as many as fit its caches; 256 would take gigabytes
 
@@ -59,6 +53,7 @@ class Extractor(ABC):
             consistency); None if they are not compared.
         family: decides the names of the distances: FID and KID (inception), FDD and KDD (dinov2), or FD and KID.
         sha256: SHA-256 of the weights.
+        accuracy: share of held-out training images that it assigns to their class; None if that is not known.
     """
 
     name: str
@@ -66,6 +61,7 @@ class Extractor(ABC):
     channels: int | None = 3
     needs_labels = False
     class_names: tuple[str, ...] | None = None
+    accuracy: float | None = None
     tf32 = False
     family: Literal["inception", "dinov2", "other"] = "other"
     sha256: str
@@ -100,6 +96,18 @@ class Extractor(ABC):
         """Return the weights that `prepare` would have to download, in words, or None."""
         return None
 
+    def image_flops(self, shape: tuple[int, ...], device: torch.device, count: int) -> float:
+        """Return the FLOPs for each image of the reference, of a training and of its features.
+
+        Args:
+            shape: shape (c, h, w) of the images.
+            device: the device of `prepare`, which need not have been called for a TrainedExtractor.
+            count: number of images in the reference.
+        """
+        with FlopCounterMode(display=False) as counter:
+            self(torch.zeros(1, *shape, dtype=torch.uint8, device=device))
+        return float(counter.get_total_flops())
+
     def rgb(self, images: UInt8Images) -> UInt8[Tensor, "n 3 h w"]:
         """Return RGB images, with grey images repeated; raise a UserError for other numbers of channels."""
         channels = images.shape[1]
@@ -108,6 +116,32 @@ class Extractor(ABC):
         if channels == 1:
             return repeat(images, "n 1 h w -> n c h w", c=3)
         raise UserError(f"{self.name} takes RGB or grey images, these have {channels} channels")
+
+
+class TrainedExtractor(Extractor):
+    """Extractor that is trained on the images of a data set, and whose weights are stored (abstract)."""
+
+    needs_labels = True
+
+    @abstractmethod
+    def recipe(self) -> dict[str, Any]:
+        """Return, as plain values, everything besides images and labels that the weights depend on."""
+
+    @abstractmethod
+    def fit(self, images: UInt8Images, labels: Labels) -> None:
+        """Train on images and labels on the CPU, which may have had an earlier training."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Tensor]:
+        """Return the result of the training, on the CPU."""
+
+    @abstractmethod
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Take the `state` of a training, so that `prepare` only moves it to the device."""
+
+    def shrink(self, images: UInt8Images) -> UInt8Images:
+        """Return images in the size in which `fit` needs them, so that a large set fits into memory."""
+        return images
 
 
 @check_types
@@ -191,90 +225,3 @@ class Inception(Extractor):
         if self.precision != "float32":
             return f"features in {self.precision}; papers compute them in float32"
         return None
-
-
-STEPS, PASSES = 300, 14  # of the small classifier; the digits have 300 steps by either rule
-
-
-@check_types
-class SmallClassifier(Extractor):
-    """Small convolutional network, trained in seconds on the training set: 64 features, logits of the data's classes.
-
-    It is for images unlike Inception's training data, such as the 8x8 digits, where its test accuracy is 0.997.
-    Distances are comparable only for the same training set.
-
-    Args:
-        steps: training steps, of 64 images each, on the CPU; null: 300, but at most 14 passes over the images.
-    """
-
-    name = "small-cnn"
-    needs_labels = True
-
-    def __init__(self, steps: int | None = STEPS) -> None:
-        check_whole(1, steps=STEPS if steps is None else steps)
-        self.steps = steps
-        self.channels = None
-        self.widths = {"features": 64, "logits": 0}  # `prepare` sets the number of classes
-        self.net: nn.Sequential | None = None
-
-    def prepare(self, images: UInt8Images, labels: Labels, device: torch.device) -> None:
-        if self.net is None:
-            self.channels = images.shape[1]
-            self.widths["logits"] = int(labels.max()) + 1
-            # Equal at each call, independent of the global random state and modes.
-            with (
-                torch.random.fork_rng(devices=()),  # it trains on the CPU; the states of GPUs stay as they are
-                torch.enable_grad(),
-                torch.inference_mode(False),
-                computing(images.device, "float32"),
-                cpu_threads(1),  # the rounding of sums depends on the number of threads
-            ):
-                torch.default_generator.manual_seed(0)
-                self.net = self._train(images, labels)
-            weights = [tensor.cpu().numpy().tobytes() for tensor in self.net.state_dict().values()]
-            self.sha256 = hashlib.sha256(b"".join(weights)).hexdigest()
-        self.net.to(device)
-
-    def steps_on(self, images: int) -> int:
-        """Return the number of training steps on this number of images."""
-        if self.steps is not None:
-            return self.steps
-        return min(STEPS, math.ceil(PASSES * images / 64))
-
-    def _train(self, images: Tensor, labels: Tensor) -> nn.Sequential:
-        """Return the network trained on these images, in eval mode."""
-        net = self._network()
-        optimizer = torch.optim.AdamW(net.parameters(), 3e-3, weight_decay=0.05)
-        steps = self.steps_on(len(images))
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
-        random = generator("small classifier")
-        for _ in range(steps):
-            chosen = torch.randint(len(images), (64,), generator=random)
-            logits = net(to_float(images[chosen]))
-            loss = nn.functional.cross_entropy(logits, labels[chosen], label_smoothing=0.05)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-        return net.eval().requires_grad_(False)
-
-    def _network(self) -> nn.Sequential:
-        def block(c_in: int, c_out: int) -> tuple[nn.Module, ...]:
-            return nn.Conv2d(c_in, c_out, 3, padding=1), nn.BatchNorm2d(c_out), nn.ReLU()
-
-        layers = [*block(self.channels, 32), *block(32, 64), nn.MaxPool2d(2), *block(64, 64)]
-        return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, self.widths["logits"]))
-
-    def extract(self, images: UInt8Images) -> Features:
-        features = self.net[:-1](to_float(images))
-        return Features(features, self.net[-1](features))
-
-
-def prepare(extractor: Extractor, shape: tuple[int, ...], device: torch.device, training_set: TrainingSet) -> None:
-    """Prepare an extractor for images of this `shape` (c, h, w); `training_set` is read only if it needs labels."""
-    if extractor.needs_labels:
-        images, labels, extractor.class_names = training_set()
-    else:
-        images = torch.zeros(0, *shape, dtype=torch.uint8)
-        labels = torch.zeros(0, dtype=torch.int64)
-    extractor.prepare(images, labels, device)

@@ -58,7 +58,7 @@ class Utilisation:
         self._device = task.device
         self._rate = None
         try:
-            flops = _count_image_flops(task)
+            flops = count_image_flops(task)
         except Exception as error:  # a network or a loss of the user's may raise anything
             kind = type(task.net).__name__
             rank_zero_info(f"no train/mfu: the FLOPs of {kind} cannot be counted, {one_line(error)}")
@@ -86,7 +86,7 @@ class Utilisation:
         return figures
 
 
-def _count_image_flops(task: LightningModule) -> float:
+def count_image_flops(task: LightningModule) -> float:
     """Return `image_flops`, with hooks if it fails without them; if both fail, raise the error of the first attempt.
 
     A loss that reads states from hooks needs them, but hooks may not work on the meta device.

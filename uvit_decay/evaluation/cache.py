@@ -1,0 +1,133 @@
+"""The cache of this machine: its folders and locks, and the trained extractors in it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+from torch import Tensor
+
+from uvit_decay.evaluation.image_sources import ImageSource
+from uvit_decay.metrics.extractors import Extractor, TrainedExtractor
+from uvit_decay.runtime.distributed import Processes, batches
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.files import at_home, check_writable
+from uvit_decay.runtime.progress import lines_every, track
+from uvit_decay.runtime.tensor_files import load_tensors, save_tensors
+
+AT_ONCE = 256  # images that are read at a time
+KEY = "key"  # metadata of a stored extractor: everything that its training depended on
+_PATIENCE = 3.0  # seconds after which a bar appears
+
+
+def cache_folder(kind: str) -> Path:
+    """Return the folder of a kind of files in the cache of this machine: $XDG_CACHE_HOME, or ~/.cache."""
+    return at_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "uvit_decay" / kind
+
+
+def hash_metadata(metadata: dict[str, Any]) -> str:
+    """Return the sha256 of plain values, independent of the order of keys."""
+    return hashlib.sha256(_to_text(metadata).encode()).hexdigest()
+
+
+def _to_text(metadata: dict[str, Any]) -> str:
+    """Return plain values as text, independent of the order of keys."""
+    return json.dumps(metadata, sort_keys=True)
+
+
+def lock(path: Path, work: str) -> AbstractContextManager[object]:
+    """Wait for an exclusive lock, because two programs may need the same file of the cache; return the lock.
+
+    Args:
+        path: the lock file.
+        work: what the other program does, for the line that says why this one waits.
+    """
+    check_writable(path)
+    file = FileLock(path)
+    try:
+        return file.acquire(timeout=0)
+    except Timeout:
+        print(f"waiting for another program that {work}", file=sys.stderr)
+        return file.acquire()
+
+
+def prepare_extractor(
+    extractor: Extractor,
+    shape: tuple[int, ...],
+    device: torch.device,
+    processes: Processes,
+    training: ImageSource | None = None,
+) -> None:
+    """Prepare an extractor on `device`; one that needs labels is trained, unless the cache of this machine has it.
+
+    All processes must call this. They have the same weights afterwards.
+
+    Args:
+        extractor: the extractor.
+        shape: shape (c, h, w) of the images whose features it is to extract.
+        device: the device.
+        processes: processes that take part.
+        training: labelled images on which an extractor is trained that needs labels; their classes become its classes.
+    """
+    images = torch.zeros(0, *shape, dtype=torch.uint8)
+    labels = torch.zeros(0, dtype=torch.int64)
+    if isinstance(extractor, TrainedExtractor):
+        _load_or_train(extractor, training, processes)
+    elif extractor.needs_labels:
+        images = training.read(range(len(training)))
+        labels = training.labels
+    extractor.prepare(images, labels, device)
+    if extractor.needs_labels:
+        extractor.class_names = training.class_names
+
+
+def _load_or_train(extractor: TrainedExtractor, training: ImageSource, processes: Processes) -> None:
+    """Load the extractor from the cache, or train it and store it there."""
+    labels = hashlib.sha256(training.labels.numpy().tobytes()).hexdigest()
+    key = {**extractor.recipe(), "images": training.fingerprint(), "labels": labels, "n": len(training)}
+    path = cache_folder("classifiers") / f"{hash_metadata(key)[:32]}.safetensors"
+    # One of several processes would keep the others waiting for as long as it waits for another program.
+    alone = processes.size == 1
+    with lock(path.with_suffix(".lock"), f"trains {extractor.name}") if alone else nullcontext():
+        state = processes.broadcast(_read(path, key) if processes.is_main else None)
+        if state is None:
+            # All processes train, so that none waits for minutes. Processors of other nodes may round differently.
+            with nullcontext() if processes.is_main else lines_every(math.inf):
+                extractor.fit(_read_images(extractor, training), training.labels)
+            state = processes.broadcast(extractor.state())
+            if processes.is_main:
+                check_writable(path)
+                save_tensors(path, state, {KEY: _to_text(key)})
+    extractor.load(state)
+
+
+def _read(path: Path, key: dict[str, Any]) -> dict[str, Tensor] | None:
+    """Return the stored state of an extractor; None if there is none, or if it is damaged, which is reported."""
+    if not path.exists():
+        return None
+    try:
+        metadata, state = load_tensors(path)
+        if metadata.get(KEY) != _to_text(key):
+            raise UserError(f"{path} is not what its name says")
+    except UserError as error:
+        print(f"{error}: it is trained again", file=sys.stderr)
+        return None
+    return {name: tensor.clone() for name, tensor in state.items()}  # not mapped from the file, which may be replaced
+
+
+def _read_images(extractor: TrainedExtractor, training: ImageSource) -> Tensor:
+    """Return all images, in the size that the extractor needs, on the CPU."""
+    parts = []
+    with track(f"reading {training.name}", len(training), "image", delay=_PATIENCE) as work:
+        for chosen in batches(len(training), AT_ONCE, 1):
+            parts.append(extractor.shrink(training.read(chosen).cpu()))
+            work.update(len(chosen))
+    return torch.cat(parts)
