@@ -1,14 +1,18 @@
 """Metrics of samples while training: extractors of any kind, and latents, which are decoded."""
 
 import gc
+import math
 import weakref
 
 import torch
+from conftest import trained_once
+from lightning.pytorch import Callback
 from PIL import Image
 from refusals import raises_user_error
 from runs import fit, latent_task
 
 from uvit_decay.callbacks import GenerationMetrics, LinearProbes, Preview
+from uvit_decay.callbacks.generation_size import limit_reference
 from uvit_decay.data import Latents
 from uvit_decay.images.autoencoder import Autoencoder
 from uvit_decay.metrics import SmallClassifier
@@ -48,6 +52,41 @@ def test_the_cheap_metric_is_chosen_by_its_name_and_measured_after_an_epoch(tmp_
         GenerationMetrics(SmallClassifier(), metrics=["best"])
     with raises_user_error("--metrics fdd", "small-cnn", "fd,is,kid,prc,mind"):
         GenerationMetrics(SmallClassifier(), metrics=["fdd"])
+
+
+def test_the_classifier_is_trained_after_the_first_steps_and_shared(tmp_path, monkeypatch):
+    """The values of the test images, and its accuracy, stand beside the samples'."""
+    trained_once(monkeypatch)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    trainings, begun = [], []
+    train = SmallClassifier.fit
+
+    def noted(self, *args):
+        trainings.append(len(begun))
+        train(self, *args)
+
+    class Steps(Callback):
+        def on_train_batch_start(self, *_):
+            begun.append(None)
+
+    monkeypatch.setattr(SmallClassifier, "fit", noted)
+    for name in ("first", "second"):
+        metrics = GenerationMetrics("small-cnn", num=130, max_reference=200, metrics=["fd"])
+        fit(tmp_path / name, Steps(), metrics, max_steps=4, log_every_n_steps=2)
+        (line,) = history.read(tmp_path / name / "generation.jsonl")
+    assert trainings == [2]
+    assert line.metadata["reference"]["n"] == 200
+    assert set(line.metadata["ceiling"]["values"]) == {"fd", "label_consistency"}
+    assert line.metadata["ceiling"]["values"]["fd"] < line.values["fd"]
+    assert 0 < line.values["classifier_accuracy"] <= 1
+
+
+def test_a_short_run_compares_with_fewer_images():
+    """Halvings, down to a least number, and as many as there are in a run without end."""
+    price = {1000: 4.0, 500: 6.0, 250: 8.0, 128: 10.0}.__getitem__
+    assert [limit_reference(1000, 128, budget, price) for budget in (4000, 3999, 2999, 1, math.inf)] == [
+        1000, 500, 250, 128, 1000
+    ]  # fmt: skip
 
 
 def test_previews_and_probes_work_on_latents(encoded, tmp_path):

@@ -67,23 +67,46 @@ def test_test_images_are_as_good_as_the_real_images_beside_them(classifier, digi
     assert exported.name.startswith("classifier-")
 
 
-@pytest.mark.parametrize("features", ["small-cnn", "CLASSIFIER"])
-def test_numbers_of_training_are_computed_again(classifier, features, tmp_path, monkeypatch):
-    """With the same features, which training names like the command."""
+@pytest.mark.parametrize(
+    ("features", "reference"), [("small-cnn", None), ("CLASSIFIER", None), ("small-cnn", "labelled.npz")]
+)
+def test_numbers_of_training_are_computed_again(classifier, features, reference, tmp_path, monkeypatch):
+    """In the same features, which training names like the command, on any labelled reference."""
     trained_once(monkeypatch)
     name = str(classifier) if features == "CLASSIFIER" else features
-    metrics = GenerationMetrics(name, num=40, metrics=["fd"], allow_few=True)
+    images = [] if reference is None else ["--reference", reference]
+    if reference:
+        save_npz(tmp_path / reference, [digit_images(90)], 90, [i % 3 for i in range(90)])
+        reference = str(tmp_path / reference)
+    metrics = GenerationMetrics(name, num=40, reference=reference, metrics=["fd"], allow_few=True)
     fit(tmp_path, LastCheckpoint(), metrics, max_steps=3)
     (line,) = history.read(tmp_path / "generation.jsonl")
-    evaluate(monkeypatch, tmp_path, "generation", "--ckpt", "checkpoints/last.ckpt", *REFERENCE, "--num", 40,
-             "--features", name, "--seed", 1, "--metrics", "fd", "--allow-few", "--out", "report.json")  # fmt: skip
+    evaluate(monkeypatch, tmp_path, "generation", "--ckpt", "checkpoints/last.ckpt", *(images or REFERENCE), "--num",
+             40, "--features", name, "--seed", 1, "--metrics", "fd", "--allow-few", "--out", "report.json")  # fmt: skip
     found = report(tmp_path)
     assert found["protocol"]["extractor"] == line.metadata["extractor"]
     assert found["values"] == line.values
+    consistency = set() if reference else {"label_consistency"}  # three classes are not ten
     known = {"classifier_accuracy"} if features == "small-cnn" else set()
-    assert set(line.values) == {"fd", "label_consistency"} | known
-    assert set(found["ceiling"]["values"]) == {"fd", "label_consistency"}
-    assert found["ceiling"]["values"] == line.metadata["ceiling"]["values"]
+    assert set(line.values) == {"fd"} | consistency | known
+    if reference is None:
+        assert set(found["ceiling"]["values"]) == {"fd", "label_consistency"}
+        assert found["ceiling"]["values"] == line.metadata["ceiling"]["values"]
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("features", ["small-cnn", "timm:test_vit=own.safetensors"])
+def test_grey_and_colour_are_evaluated_without_a_download(channels, features, tmp_path, monkeypatch):
+    save_file(timm.create_model("test_vit").state_dict(), tmp_path / "own.safetensors")
+    images = digit_images(80).expand(-1, channels, -1, -1).contiguous()
+    save_npz(tmp_path / "samples.npz", [images[:40]], 40, [i % 2 for i in range(40)])
+    save_npz(tmp_path / "real.npz", [images[40:]], 40, [i % 2 for i in range(40)])
+    evaluate(monkeypatch, tmp_path, "generation", "--samples", "samples.npz", "--reference", "real.npz", "--features",
+             features, "--metrics", "fd", "--allow-few", "--max-reference", 30, "--out", "report.json")  # fmt: skip
+    found = report(tmp_path)
+    assert found["values"]["fd"] > 0
+    assert ("classifier_accuracy" in found["values"]) == (features == "small-cnn")
+    assert found["protocol"]["reference"]["n"] == 30
 
 
 def test_other_classes_have_no_consistency(classifier, tmp_path, monkeypatch, capsys):

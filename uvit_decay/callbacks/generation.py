@@ -193,7 +193,8 @@ class GenerationMetrics(PeriodicSampling):
 
     def _open_data(self, data: ImageData, split: str) -> DatasetImages:
         """Return the training or test images of the run ("train" or "test")."""
-        return DatasetImages(f"{data.name}-{split}", getattr(data, split), self._channels, data.class_names)
+        images = data.train if split == "train" else data.test
+        return DatasetImages(f"{data.name}-{split}", images, self._channels, data.class_names)
 
     def _prepare_extractor(self, data: ImageData, task: DiffusionTask) -> None:
         """Load the extractor, or train it on the labelled reference, as evaluate.py does."""

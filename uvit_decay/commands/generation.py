@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from uvit_decay.evaluation.generation import Comparison
-    from uvit_decay.evaluation.image_sources import ImageSource
+    from uvit_decay.evaluation.image_sources import GeneratedImages, ImageSource
     from uvit_decay.metrics.extractors import Extractor
     from uvit_decay.runtime.distributed import Processes
 
@@ -114,6 +114,25 @@ def _refuse_sampling(num: int | None, save_samples: Path | None, sampling: Sampl
         raise UserError(f"{flag} is for the samples of a --ckpt, --samples are there already")
 
 
+def _open_checkpoint(
+    ckpt: Path,
+    num: int | None,
+    features: FeatureOptions,
+    extractor: Extractor,
+    reference: str,
+    sampling: SamplingOptions,
+    processes: Processes,
+) -> GeneratedImages:
+    """Return the samples of a checkpoint, which are made when they are read; arguments as in `generation`."""
+    from uvit_decay.evaluation.image_sources import GeneratedImages
+    from uvit_decay.generation.samples import Samples
+
+    samples = Samples.from_options(ckpt, sampling, processes.local_rank)
+    samples = replace(samples, compiled=features.compile)
+    channels = _choose_channels(features, extractor, reference, samples.shape[0])
+    return GeneratedImages(samples, num or 50_000, channels)
+
+
 def _compare_real(
     comparison: Comparison, ceiling: str | None, features: FeatureOptions, reference: str
 ) -> Comparison | None:
@@ -172,10 +191,9 @@ def generation(
 
     from uvit_decay.commands.opening import open_program
     from uvit_decay.evaluation.generation import Comparison, open_reference
-    from uvit_decay.evaluation.image_sources import GeneratedImages, choose_reference
+    from uvit_decay.evaluation.image_sources import choose_reference
     from uvit_decay.evaluation.open_by_name import open_images
     from uvit_decay.evaluation.report import write_reports
-    from uvit_decay.generation.samples import Samples
 
     files = list(features.files)
     if ckpt is not None:
@@ -187,11 +205,8 @@ def generation(
             channels = _choose_channels(features, extractor, reference)
             images = open_images(samples, channels, features.image_size)
         else:
-            samples_of_ckpt = Samples.from_options(ckpt, sampling, processes.local_rank)
-            samples_of_ckpt = replace(samples_of_ckpt, compiled=features.compile)
-            channels = _choose_channels(features, extractor, reference, samples_of_ckpt.shape[0])
-            images = GeneratedImages(samples_of_ckpt, num or 50_000, channels)
-        file, reference_images = open_reference(reference, channels, features.image_size)
+            images = _open_checkpoint(ckpt, num, features, extractor, reference, sampling, processes)
+        file, reference_images = open_reference(reference, images.shape[0], features.image_size)
         if max_reference is not None and reference_images is not None:
             reference_images = choose_reference(reference_images, max_reference)
         _prepare(extractor, features, images.shape, device, processes, reference, reference_images)
