@@ -37,7 +37,7 @@ def test_a_folder_and_an_array_give_the_same_numbers_and_a_report(forms, tmp_pat
                  "--out", "report.json")  # fmt: skip
         results.append(values(tmp_path))
     assert results[0] == results[1]
-    assert set(results[0]) == {"fd", "is", "is_std", "kid", "kid_std", "precision", "recall"}
+    assert set(results[0]) == {"fd", "is", "is_std", "kid", "kid_std", "precision", "recall", "classifier_accuracy"}
     report = json.loads((tmp_path / "report.json").read_text())
     assert [key for key in report["metrics"] if key.startswith("fd/")] == [
         "fd/array-150_vs_digits-train-1437_small-cnn-2"
