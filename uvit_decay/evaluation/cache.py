@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import sys
 from contextlib import AbstractContextManager, nullcontext
@@ -20,7 +19,7 @@ from uvit_decay.metrics.extractors import Extractor, TrainedExtractor
 from uvit_decay.runtime.distributed import Processes, batches
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import at_home, check_writable
-from uvit_decay.runtime.progress import lines_every, track
+from uvit_decay.runtime.progress import track
 from uvit_decay.runtime.tensor_files import load_tensors, save_tensors
 
 AT_ONCE = 256  # images that are read at a time
@@ -100,7 +99,7 @@ def _load_or_train(extractor: TrainedExtractor, training: ImageSource, processes
         state = processes.broadcast(_read(path, key) if processes.is_main else None)
         if state is None:
             # All processes train, so that none waits for minutes. Processors of other nodes may round differently.
-            with nullcontext() if processes.is_main else lines_every(math.inf):
+            with track(shown=processes.is_main):
                 extractor.fit(_read_images(extractor, training), training.labels)
             state = processes.broadcast(extractor.state())
             if processes.is_main:
