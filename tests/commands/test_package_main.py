@@ -67,9 +67,10 @@ def test_what_a_run_of_the_command_says_names_commands(monkeypatch, tmp_path, ca
     monkeypatch.chdir(tmp_path)
     tiny = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.max_steps=2", "--trainer.limit_val_batches=0"]
     options = ["--trainer.callbacks=uvit_decay.callbacks.LastCheckpoint", "--trainer.callbacks+=Summary"]
+    options.append("--trainer.logger.experiment=my digits")
     assert uvit(monkeypatch, "train", "fit", *tiny, *options) == 0, capsys.readouterr().err
-    last = "runs/digits/version_0/checkpoints/last.ckpt"
-    find_line(caplog.text, f"uvit-decay sample --ckpt {last}")
+    last = "runs/my digits/version_0/checkpoints/last.ckpt"
+    find_line(caplog.text, f"uvit-decay sample --ckpt '{last}'")
     assert uvit(monkeypatch, "export", "checkpoints/digits.safetensors", "model.safetensors") == 0  # the bundled one
     assert "wrote model.safetensors" in capsys.readouterr().out
 

@@ -48,11 +48,12 @@ def test_names_and_sizes_count_and_places_do_not(tmp_path, pack):
     assert print_of(pack(folder, tmp_path / "renamed.archive")) != before
 
 
-def test_the_held_out_images_do_not_count_and_memory_and_crops_do_not_matter(tmp_path):
+def test_the_held_out_images_do_not_count_readings_do_and_memory_and_crops_do_not_matter(tmp_path):
     folder = tree(tmp_path / "one", NAMES)
     first = print_of(folder)
     assert print_of(folder, memory_gb=0.0) == first
     assert print_of(folder, holdout=0.5) != first
+    assert print_of(folder, white=4095.0) != first
     data = AugmentedImages(str(folder), image_size=8, batch_size=2)
     data.setup()
     assert data.fingerprint == first

@@ -11,7 +11,7 @@ from image_noise import SIZE, noise
 from PIL import Image
 from refusals import raises_user_error
 
-from uvit_decay.data.decoding import decode
+from uvit_decay.data.decoding import AS_TRAINED, Reading, decode
 from uvit_decay.data.image_files import Listing, read
 from uvit_decay.runtime.errors import UserError
 
@@ -23,8 +23,10 @@ def saved(image: Image.Image, kind: str, **options: object) -> io.BytesIO:
     return file
 
 
-def decoded(image: Image.Image, kind: str = "PNG", channels: int = 3, **options: object) -> np.ndarray:
-    return decode(saved(image, kind, **options), "x", SIZE, channels)
+def decoded(
+    image: Image.Image, kind: str = "PNG", channels: int = 3, reading: Reading = AS_TRAINED, **options: object
+) -> np.ndarray:
+    return decode(saved(image, kind, **options), "x", SIZE, channels, reading=reading)
 
 
 def png(width: int, height: int, depth: int, colour: int, rows: bytes, extra: bytes = b"") -> io.BytesIO:
@@ -147,6 +149,36 @@ def test_float_is_zero_to_one():
     for wrong in (200.0, -0.1, np.nan):
         with raises_user_error("0 to 1.0"):
             decoded(Image.fromarray(np.full((SIZE, SIZE), wrong, np.float32)), "TIFF")
+
+
+def test_white_may_be_another_value_in_images_of_more_than_8_bits():
+    values = np.linspace(0, 4095, SIZE * SIZE).round().astype(np.uint16).reshape(SIZE, SIZE)
+    expected = np.rint(values * (255 / 4095))
+    for stored in (values, values.astype(np.int32), values.astype(np.float32)):
+        assert (decoded(Image.fromarray(stored), "TIFF", channels=1, reading=Reading(4095))[0] == expected).all()
+    with raises_user_error("0 to 4095", "--data.white"):
+        decoded(Image.fromarray(values), "PNG", reading=Reading(4000))
+    pixels = noise(SIZE, SIZE)
+    assert (decoded(Image.fromarray(pixels), channels=1, reading=Reading(4095))[0] == pixels).all()
+
+
+def test_transparency_may_be_dropped_as_torch_fidelity_drops_it():
+    pixels = noise(SIZE, SIZE, 4)
+    palette = Image.fromarray(pixels[..., 0] % 4)
+    palette.putpalette(noise(4, 3, seed=1).tobytes())
+    images = [Image.fromarray(pixels), Image.fromarray(pixels).convert("LA")]
+    images += [palette, Image.fromarray(pixels[..., :3]), Image.fromarray(pixels[..., 0])]
+    options = [{}, {}, {"transparency": 2}, {"transparency": (1, 2, 3)}, {"transparency": 3}]
+    for image, option in zip(images, options, strict=True):
+        stored = saved(image, "PNG", **option)
+        expected = np.asarray(Image.open(stored).convert("RGB")).transpose(2, 0, 1)
+        assert (decode(stored, "x", SIZE, 3, reading=Reading(on_white=False)) == expected).all()
+
+
+def test_lab_becomes_grey_by_way_of_rgb():
+    lab = Image.fromarray(noise(SIZE, SIZE, 3), "LAB")
+    expected = np.asarray(lab.convert("RGB").convert("L"))
+    assert (decoded(lab, "TIFF", channels=1)[0] == expected).all()
 
 
 def test_first_frame_of_an_animation():

@@ -127,7 +127,7 @@ def test_a_bar_is_shown_when_reading_takes_long(tmp_path, capfd, monkeypatch):
     assert "reading images" in capfd.readouterr().err
 
 
-def test_broken_images_are_counted_and_the_first_named(tmp_path):
+def test_broken_images_are_counted_in_the_set_and_named(tmp_path):
     folder = tree(tmp_path / "data", [f"cat/{i:02}.jpg" for i in range(40)], size=64)
     whole = (folder / "cat/07.jpg").read_bytes()
     (folder / "cat/07.jpg").write_bytes(whole[: len(whole) // 2])
@@ -136,7 +136,7 @@ def test_broken_images_are_counted_and_the_first_named(tmp_path):
     for path in (folder, write_zip(folder, tmp_path / "data.zip"), write_tar(folder, tmp_path / "data.tar")):
         with raises_user_error(path, "3 of 40", "cat/07.jpg", "truncated"):
             read(list_images(path), SIZE, 3)
-        with raises_user_error("2 of 2", "cat/31.jpg"):
+        with raises_user_error("3 of 40", "cat/31.jpg"):
             read(list_images(path), SIZE, 3, indices=[31, 32])
 
 

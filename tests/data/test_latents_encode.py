@@ -1,5 +1,6 @@
 """Encoding of images to latents: what is stored, what is refused, and that it may be interrupted and repeated."""
 
+import io
 import os
 import re
 import shutil
@@ -11,7 +12,8 @@ import torch
 from conftest import save_tiny_vae
 from image_noise import turn
 from latent_files import COUNT, SIZE, copy_set, encode, open_set, without_checksums
-from refusals import raises_user_error
+from PIL import Image
+from refusals import find_line, raises_user_error
 from safetensors.torch import save
 
 from uvit_decay.data.image_files import list_images, read
@@ -104,10 +106,33 @@ def test_an_image_that_cannot_be_read_stops_with_its_name_and_keeps_the_shards_b
     image_dir, vae, tmp_path, workers
 ):
     folder = shutil.copytree(image_dir, tmp_path / "images")
-    (folder / "dog" / "21.png").write_bytes(b"broken")
+    damage(folder / "dog" / "21.png")
     with raises_user_error("dog/21.png"):
         encode(folder, tmp_path / "x", vae, "--workers", workers)
     assert len(list((tmp_path / "x").glob("shard-*"))) == 5
+
+
+def damage(path):
+    """Replace an image by a JPEG that is cut short behind its header."""
+    content = io.BytesIO()
+    Image.effect_noise((64, 64), 50).save(content, "JPEG")
+    path.write_bytes(content.getvalue()[:-200])
+
+
+def test_a_damaged_header_stops_before_the_first_shard_and_damaged_images_are_left_out_on_request(
+    image_dir, vae, tmp_path, capsys
+):
+    folder = shutil.copytree(image_dir, tmp_path / "images")
+    (folder / "dog" / "21.png").write_bytes(b"broken")
+    damage(folder / "dog" / "19.png")
+    with raises_user_error(f"1 of {COUNT}", "dog/21.png", "--skip-unreadable"):
+        encode(folder, tmp_path / "x", vae)
+    assert not (tmp_path / "x").exists()
+    encode(folder, tmp_path / "x", vae, "--skip-unreadable")
+    find_line(capsys.readouterr().err, f"{COUNT - 2} pictures", "2 damaged", tmp_path / "x" / "unread.txt")
+    listed = (tmp_path / "x" / "unread.txt").read_text().splitlines()
+    assert [line.partition(":")[0] for line in listed] == ["dog/19.png", "dog/21.png"]
+    assert manifests.read(tmp_path / "x").count == COUNT - 2
 
 
 def test_latents_that_are_not_finite_are_refused(image_dir, vae, tmp_path):

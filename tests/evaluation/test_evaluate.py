@@ -1,6 +1,7 @@
 """evaluate.py as a user runs it, on digits: the same numbers from every form, on any number of processes."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -57,7 +58,21 @@ def test_a_folder_and_an_array_give_the_same_numbers_and_a_report(forms, tmp_pat
 def test_jpegs_against_pngs_are_warned_about(forms, tmp_path, monkeypatch, capsys):
     evaluate(monkeypatch, tmp_path, "generation", "--samples", forms / "jpegs", "--reference", forms / "pngs",
              "--features", "digits", "--metrics", "fd", "--out", "report.json")  # fmt: skip
-    find_line(capsys.readouterr().err, "jpegs", "JPEGs")
+    printed = capsys.readouterr().err
+    find_line(printed, "jpegs", "JPEGs")
+    find_line(printed, forms / "pngs", "150 pictures", "8x8")
+    assert values(tmp_path)["fd"] > 0
+
+
+def test_a_picture_that_failed_is_replaced_and_the_same_command_runs(forms, tmp_path, monkeypatch, capsys):
+    folder = shutil.copytree(forms / "jpegs", tmp_path / "my samples")
+    broken = folder / "000149.jpg"
+    whole = broken.read_bytes()
+    broken.write_bytes(whole[: len(whole) - 20])
+    command = ["generation", "--samples", folder, *DIGITS, "--metrics", "fd", "--out", "report.json"]
+    find_line(refused(monkeypatch, tmp_path, capsys, *command), "1 of 150", broken.name)
+    broken.write_bytes(whole)
+    evaluate(monkeypatch, tmp_path, *command)
     assert values(tmp_path)["fd"] > 0
 
 

@@ -46,6 +46,23 @@ def test_features_of_something_else_are_refused(store, about, parts):
         FeatureStore(store.folder, about, parts).open()
 
 
+def test_features_of_files_that_have_changed_make_room(tmp_path, features, capsys):
+    def described(**state):
+        return {"images": {"path": "/images", "shape": [3, 8, 8], **state}, "keep": ["features"]}
+
+    store = FeatureStore(tmp_path / "features", described(files="before"), PARTS)
+    store.open()
+    store.add(PARTS[0], {"features": features[:4]})
+    changed = FeatureStore(store.folder, described(files="after"), PARTS[:2])
+    assert changed.open() == PARTS[:2]
+    assert str(store.folder) in capsys.readouterr().err
+    assert changed.open() == PARTS[:2]
+    other = described(files="after")
+    other["images"]["path"] = "/others"
+    with raises_user_error(store.folder, "--out"):
+        FeatureStore(store.folder, other, PARTS[:2]).open()
+
+
 def test_a_folder_of_other_things_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("all of it")
     with raises_user_error(tmp_path):

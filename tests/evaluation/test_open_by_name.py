@@ -12,13 +12,14 @@ from refusals import find_line, raises_user_error
 
 from uvit_decay.data import Images
 from uvit_decay.data.decoding import ResizedCentre, centre_crop
-from uvit_decay.data.folder import OnDisk
 from uvit_decay.data.image_files import list_images
 from uvit_decay.data.named import describe_test_images, open_data
+from uvit_decay.data.on_disk import OnDisk
+from uvit_decay.evaluation.feature_table import FeatureOptions
 from uvit_decay.evaluation.generation import open_reference
 from uvit_decay.evaluation.image_sources import DatasetImages
 from uvit_decay.evaluation.open_by_name import open_images
-from uvit_decay.images.io import save_npz, save_pngs
+from uvit_decay.images.io import save_npz, save_pngs, to_pil
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +47,26 @@ def test_the_same_images_in_every_form(forms, images, name):
     assert torch.equal(torch.cat([source.read(range(5)), source.read(range(5, 12))]), images)
     assert source.fingerprint() == open_images(str(forms / name), 3).fingerprint()
     assert not source.has_jpegs
+
+
+@pytest.mark.parametrize("name", ["folder", "array.npz"])
+def test_colours_become_grey_in_every_form(forms, images, name):
+    expected = [np.asarray(to_pil(image).convert("L")) for image in images]
+    assert (open_images(str(forms / name), 1).read(range(12))[:, 0].numpy() == np.stack(expected)).all()
+
+
+def test_named_protocols_drop_transparency_with_a_remark(forms):
+    clear = Image.new("RGBA", (16, 16), (200, 100, 0, 0))
+    clear.save(forms / "folder" / "000003.png")
+    pixels, prints = [], []
+    for features in (FeatureOptions(features="small-cnn"), FeatureOptions(protocol="clean")):
+        source = open_images(str(forms / "folder"), 3, on_white=features.on_white)
+        find_line(source.remark, "1 of 12", forms / "folder", "transparent")
+        pixels.append(source.read([3])[0, :, 0, 0].tolist())
+        prints.append(source.fingerprint())
+    assert pixels == [[255, 255, 255], [200, 100, 0]]
+    assert prints[0] != prints[1]
+    assert not open_images(str(forms / "zipped.zip"), 3).remark
 
 
 def test_an_array_may_have_labels(forms):
@@ -84,9 +105,8 @@ def test_a_configuration_without_a_size_takes_it_from_its_images(forms, images):
 def test_images_of_many_sizes_are_refused_or_cropped(forms, images):
     image = Image.fromarray(images[0].permute(1, 2, 0).numpy())
     image.resize((20, 24)).save(forms / "folder" / "z.png")
-    source = open_images(str(forms / "folder"), 3)
-    with raises_user_error("z.png", "20x24", "16x16", "--image-size"):
-        source.read(range(13))
+    with raises_user_error("1 of 13", "z.png", "20x24", "16x16", "--image-size"):
+        open_images(str(forms / "folder"), 3)
     assert open_images(str(forms / "folder"), 3, 16).read(range(13)).shape == (13, 3, 16, 16)
     image.resize((20, 24)).save(forms / "folder" / "0.png")
     with raises_user_error("0.png", "20x24", "--image-size"):

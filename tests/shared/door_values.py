@@ -15,7 +15,7 @@ IMPOSSIBLE: list[tuple[object, str]] = [
     (NAN, "mlp_ratio alpha_min time_scale skip_scale label_dropout mask_ratio decay drop_path mixup cutmix"),
     (NAN, "switch_prob label_smoothing guidance beta_min beta_max beta_start beta_end mean std shift last_time lr"),
     (NAN, "blr weight_decay momentum layer_decay warmup_epochs min_lr weight tau every line_every holdout memory_gb"),
-    (NAN, "test_crop erase target temperature time norm zscore cooldown"),
+    (NAN, "test_crop erase target temperature time norm zscore cooldown Images.white"),
     (
         "no",
         "schedule granularity index branches init norm_type wiring skip pool pixels decoder_input stem weights kind",

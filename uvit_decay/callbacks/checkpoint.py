@@ -17,7 +17,7 @@ from uvit_decay.runs.checkpoints import LAST, NEXT, finish_rotation, rotate
 from uvit_decay.runs.folder import goes_on, run_folder
 from uvit_decay.runs.history import CHECKPOINTS
 from uvit_decay.runtime.errors import check_whole
-from uvit_decay.runtime.files import replacing
+from uvit_decay.runtime.files import quote_path, replacing
 from uvit_decay.runtime.program import localise
 from uvit_decay.runtime.signals import STOPS
 from uvit_decay.runtime.typed import check_types
@@ -144,7 +144,8 @@ class LastCheckpoint(Checkpoint):
     def _report_stop(self, trainer: Trainer) -> None:
         path = run_folder(trainer) / CHECKPOINTS / LAST
         command = localise("python train.py fit")
-        rank_zero_info(f"\nstopped at step {trainer.global_step}; resume with: {command} ... --ckpt_path {path}")
+        flag = f"--ckpt_path {quote_path(path)}"
+        rank_zero_info(f"\nstopped at step {trainer.global_step}; resume with: {command} ... {flag}")
 
     def on_exception(self, trainer: Trainer, task: LightningModule, exception: BaseException) -> None:
         """Save the present step if a signal has aborted its evaluation."""

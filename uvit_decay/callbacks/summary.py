@@ -12,7 +12,7 @@ from uvit_decay.runs.checkpoints import LAST
 from uvit_decay.runs.folder import run_folder
 from uvit_decay.runs.history import CHECKPOINTS, CONFIG
 from uvit_decay.runtime.errors import check_whole
-from uvit_decay.runtime.files import LOCK
+from uvit_decay.runtime.files import LOCK, quote_path
 from uvit_decay.runtime.program import localise
 from uvit_decay.runtime.typed import check_types
 from uvit_decay.tasks.base import Task
@@ -44,12 +44,13 @@ class Summary(Callback):
 
 def _suggest_command(folder: Path, checkpoint: Path, task: Task) -> str:
     """Return a command that uses the checkpoint of a run: sampling of a denoiser, probes of an encoder."""
+    flag = f"--ckpt {quote_path(checkpoint)}"
     if task.path is not None:
-        return f"sample from it: {localise('python sample.py')} --ckpt {checkpoint}"
+        return f"sample from it: {localise('python sample.py')} {flag}"
     config = folder / CONFIG
-    command = f"{localise('python evaluate.py')} probe --ckpt {checkpoint}"
+    command = f"{localise('python evaluate.py')} probe {flag}"
     if config.exists():
-        command += f" --data {config}"  # the probes need its images
+        command += f" --data {quote_path(config)}"  # the probes need its images
     return f"evaluate its features: {command}"
 
 

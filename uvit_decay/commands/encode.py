@@ -8,7 +8,7 @@ On several GPUs: torchrun --nproc_per_node 8 -m -- uvit_decay encode ...
 from __future__ import annotations
 
 import os
-import shlex
+import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from uvit_decay.generation.options import Count
 from uvit_decay.runtime.command_line import Bounds, run
 from uvit_decay.runtime.errors import check_numbers
+from uvit_decay.runtime.files import quote_path
 from uvit_decay.runtime.program import PROGRAM
 from uvit_decay.runtime.progress import track
 
@@ -41,6 +42,7 @@ def encode_images(
     batch_size: Count = 16,
     shard_size: Count = 1024,
     workers: Annotated[int, Bounds(0, 2**16)] = 4,
+    skip_unreadable: bool = False,
 ) -> None:
     """Encode images and their mirror images with a frozen autoencoder.
 
@@ -59,42 +61,53 @@ def encode_images(
         batch_size: images at a time.
         shard_size: images in a file.
         workers: processes that decode images.
+        skip_unreadable: leave out images that cannot be read; TARGET/unread.txt lists them.
     """
     import torch
 
     from uvit_decay.commands.opening import open_program
     from uvit_decay.data.latents.encode import describe, encode
+    from uvit_decay.data.unread import UNREAD, describe_listing, store_list
     from uvit_decay.images.autoencoder import Autoencoder
 
     with open_program(timeout=SHARES) as (processes, device):
         autoencoder = Autoencoder(vae, device, getattr(torch, precision))
-        listing = _list_source(source, classes, labels, label_column)
-        manifest = describe(
-            listing,
-            autoencoder.space,
-            image_size,
-            class_list=classes,
-            dtype=dtype,
-            precision=precision,
-            batch_size=batch_size,
-            shard_size=shard_size,
-        )
+        listing = _list_source(source, classes, labels, label_column, skip_unreadable)
+        if processes.is_main:
+            print(f"{source}: {describe_listing(listing, image_size, str(target / UNREAD))}", file=sys.stderr)
+        sizes = {"batch_size": batch_size, "shard_size": shard_size}
+        space = autoencoder.space
+        manifest = describe(listing, space, image_size, class_list=classes, dtype=dtype, precision=precision, **sizes)
         workers = min(workers, os.cpu_count() or 1)
         done = encode(listing, manifest, autoencoder, target, workers, processes)
     if processes.is_main:
+        if listing.left_out:
+            store_list(listing.left_out, target / UNREAD)
         size = sum((target / name).stat().st_size for name, _ in done.shards) / 2**30
         print(f"{target}: {done.count} images, {len(done.class_names)} classes, {size:.2f} GiB")
 
 
-def _list_source(source: Path, classes: str | None, labels: str, label_column: str | None) -> Listing:
-    """List the images to encode; arguments as in `encode_images`."""
-    from uvit_decay.data.image_files import list_images
+def _list_source(
+    source: Path, classes: str | None, labels: str, label_column: str | None, skip_unreadable: bool
+) -> Listing:
+    """List the images to encode, without those that cannot be read, or look at headers before the work starts.
+
+    Arguments as in `encode_images`.
+    """
+    from uvit_decay.data.fingerprint import MOST_MEASURED, spread
+    from uvit_decay.data.image_files import check_headers, list_images
     from uvit_decay.data.labels import NO_CLASSES, LabelOptions
+    from uvit_decay.data.unread import leave_out_unreadable
     from uvit_decay.images.class_names import class_list
 
     names = None if classes is None else class_list(classes)
     options = LabelOptions(None if labels == NO_CLASSES else labels, label_column, "--labels", "--label-column")
-    return list_images(source, names, options)
+    listing = list_images(source, names, options)
+    if skip_unreadable:
+        return leave_out_unreadable(listing)
+    measured = spread(len(listing.members), MOST_MEASURED)
+    check_headers(listing, measured, hint="; to leave such images out, add --skip-unreadable")
+    return listing
 
 
 def import_latents(
@@ -133,7 +146,7 @@ def import_latents(
         done = convert(latents, manifest, target)
     print(f"{target}: {done.count} images of {latents.writer}, {len(done.class_names)} classes, {_describe(done)}")
     flip = "" if done.mirrored else " --data.flip false"
-    print(f"train on them with --data Latents --data.path {shlex.quote(str(target))}{flip}")
+    print(f"train on them with --data Latents --data.path {quote_path(target)}{flip}")
 
 
 def _describe(manifest: Manifest) -> str:

@@ -132,7 +132,7 @@ def classify(
 def reconstruct(options: Reconstruction) -> None:
     """Images, masked images and their reconstructions by a masked autoencoder."""
     from uvit_decay import checkpoint
-    from uvit_decay.commands.opening import claim_outputs, open_program
+    from uvit_decay.commands.opening import claim_outputs, open_program, tell_what_was_read
     from uvit_decay.evaluation.open_by_name import open_images
     from uvit_decay.images.io import save_image, to_float
     from uvit_decay.representations.reconstruction import Reconstructor
@@ -151,6 +151,7 @@ def reconstruct(options: Reconstruction) -> None:
             raise UserError(str(error).replace("mask_ratio", "--mask-ratio")) from error
         channels, side = loaded.net.channels, loaded.net.image_size
         images = open_images(options.images, channels, side)
+        tell_what_was_read([images], processes)
         check_shape(options.images, images, channels, side)
         chosen = subset(images, options.num, "reconstructions")
 

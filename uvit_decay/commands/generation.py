@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -98,8 +99,14 @@ def check_ending(option: str, path: Path | None, ending: str) -> None:
         raise UserError(f"{option} {path}: the name must end in {ending}")
 
 
-def _refuse_sampling(num: int | None, save_samples: Path | None, sampling: SamplingOptions) -> None:
-    """Raise a UserError for sampling options, which do not apply to existing images (--samples)."""
+def _check_samples(
+    samples: str | None, ckpt: Path | None, num: int | None, save_samples: Path | None, sampling: SamplingOptions
+) -> None:
+    """Raise a UserError unless there are either images (--samples), without sampling options, or a checkpoint."""
+    if (samples is None) == (ckpt is None):
+        raise UserError("generation takes either --samples, images that exist, or --ckpt, whose samples are made now")
+    if samples is None:
+        return
     plain = SamplingOptions(device=sampling.device, batch_size=sampling.batch_size, trust=sampling.trust)
     given = []
     if num:
@@ -148,7 +155,7 @@ def _compare_real(
 
     channels = comparison.samples.shape[0]
     if ceiling is not None:
-        return comparison.compare_real(open_images(ceiling, channels, features.image_size))
+        return comparison.compare_real(open_images(ceiling, channels, features.image_size, features.on_white))
     images = open_test_images(reference, channels) if features.has_ceiling else None
     if images is None or not comparison.can_compare(images):
         return None
@@ -184,12 +191,9 @@ def generation(
     """
     check_ending("--out", out, ".json")
     check_ending("--save-samples", save_samples, ".npz")
-    if (samples is None) == (ckpt is None):
-        raise UserError("generation takes either --samples, images that exist, or --ckpt, whose samples are made now")
-    if samples is not None:
-        _refuse_sampling(num, save_samples, sampling)
+    _check_samples(samples, ckpt, num, save_samples, sampling)
 
-    from uvit_decay.commands.opening import open_program
+    from uvit_decay.commands.opening import open_program, tell_what_was_read
     from uvit_decay.evaluation.generation import Comparison, open_reference
     from uvit_decay.evaluation.image_sources import choose_reference
     from uvit_decay.evaluation.open_by_name import open_images
@@ -203,10 +207,11 @@ def generation(
         metrics.check_names(extractor)
         if ckpt is None:
             channels = _choose_channels(features, extractor, reference)
-            images = open_images(samples, channels, features.image_size)
+            images = open_images(samples, channels, features.image_size, features.on_white)
         else:
             images = _open_checkpoint(ckpt, num, features, extractor, reference, sampling, processes)
-        file, reference_images = open_reference(reference, images.shape[0], features.image_size)
+        file, reference_images = open_reference(reference, images.shape[0], features.image_size, features.on_white)
+        tell_what_was_read([images, reference_images], processes)
         if max_reference is not None and reference_images is not None:
             reference_images = choose_reference(reference_images, max_reference)
         _prepare(extractor, features, images.shape, device, processes, reference, reference_images)
@@ -238,7 +243,7 @@ def statistics(
     """
     check_ending("--out", out, ".npz")
 
-    from uvit_decay.commands.opening import claim_outputs, open_program
+    from uvit_decay.commands.opening import claim_outputs, open_program, tell_what_was_read
     from uvit_decay.evaluation.extract import Extraction
     from uvit_decay.evaluation.open_by_name import open_images
     from uvit_decay.evaluation.statistics_file import save_statistics
@@ -248,7 +253,8 @@ def statistics(
         if spatial and "spatial" not in extractor.widths:
             raise UserError(f"--spatial features are Inception's, {extractor.name} yields none")
         channels = _choose_channels(features, extractor, reference)
-        images = open_images(reference, channels, features.image_size)
+        images = open_images(reference, channels, features.image_size, features.on_white)
+        tell_what_was_read([images], processes)
         _prepare(extractor, features, images.shape, chosen_device, processes, reference, images)
         keep = ["features"]
         if spatial:
@@ -257,4 +263,6 @@ def statistics(
         if processes.is_main:
             about = {"extractor": extractor.fingerprint(), **extractor.describe(), **images.metadata()}
             save_statistics(out, {kind: store.statistics(kind) for kind in keep}, about)
+            if images.remark:
+                print(f"remark: {images.remark}", file=sys.stderr)
             print(f"wrote {out}: {len(images):,} images of {images.name}, {extractor.fingerprint()}")

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from uvit_decay.runtime.distributed import Processes, pick_device
 from uvit_decay.runtime.files import check_writable, claim_paths
 from uvit_decay.runtime.progress import track
+
+if TYPE_CHECKING:
+    from uvit_decay.evaluation.image_sources import ImageSource
 
 
 @contextmanager
@@ -31,6 +36,14 @@ def open_program(
         chosen = pick_device(device, processes.local_rank)
         with track(shown=processes.is_main):
             yield processes, chosen
+
+
+def tell_what_was_read(images: Iterable[ImageSource | None], processes: Processes) -> None:
+    """Print, on the first process, what was read of the files of images, and what was not; each line once."""
+    lines = {source.describe() for source in images if source is not None} - {""}
+    if processes.is_main:
+        for line in sorted(lines):
+            print(line, file=sys.stderr)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import tarfile
 import threading
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
@@ -36,11 +37,18 @@ LARGEST = 2**29  # bytes of an unpacked image file; PIL's largest image takes le
 _PATIENCE = 3.0  # seconds after which a scan shows a progress bar
 
 
+Kinds = tuple[tuple[str, int], ...]  # extensions in lower case, such as ".txt", and their numbers of files
+
+
 class ArchiveIndex(NamedTuple):
-    """Sorted names of files, '/' between folders; for a tar, row i of `spans` is (offset, size) in bytes."""
+    """Sorted names of files, '/' between folders; for a tar, row i of `spans` is (offset, size) in bytes.
+
+    `others` counts the visible files that were left out, by extension, the most frequent one first.
+    """
 
     names: tuple[str, ...]
     spans: np.ndarray | None = None  # int64 (n, 2)
+    others: Kinds = ()
 
     def split(self, extensions: Collection[str]) -> tuple[ArchiveIndex, ArchiveIndex]:
         """Return the files with these extensions, and all others."""
@@ -49,30 +57,39 @@ class ArchiveIndex(NamedTuple):
         for inside in (True, False):
             rows = [row for row, is_inside in enumerate(are_inside) if is_inside == inside]
             spans = None if self.spans is None else self.spans[rows]
-            parts.append(ArchiveIndex(tuple(self.names[row] for row in rows), spans))
+            parts.append(ArchiveIndex(tuple(self.names[row] for row in rows), spans, self.others))
         return parts[0], parts[1]
 
 
 def find(path: Path, extensions: Collection[str]) -> ArchiveIndex:
-    """Find the files with these (lower-case) extensions in a folder, zip or tar; hidden files are left out.
+    """Find the files with these (lower-case) extensions in a folder, zip or tar, and count the others.
 
-    Links in a folder are followed. Archives inside a folder or an archive are not opened.
+    Hidden files are neither found nor counted. Links in a folder are followed. Archives inside a folder or an archive
+    are not opened.
     """
     if path.is_dir():
-        return ArchiveIndex(_choose(_folder_names(path), extensions))
+        return _choose(_folder_names(path), extensions)
     if _is_tar(path):
         return _find_in_tar(path, extensions)
-    return ArchiveIndex(_choose(_open_zip(path).members, extensions))
+    return _choose((name for name in _open_zip(path).members if not name.endswith("/")), extensions)
 
 
-def _choose(names: Iterable[str], extensions: Collection[str]) -> tuple[str, ...]:
-    """Return the sorted names of the visible files with these extensions, each name once."""
-    chosen = {name for name in names if _is_chosen(name, extensions)}
-    return tuple(sorted(chosen))
+def _choose(names: Iterable[str], extensions: Collection[str]) -> ArchiveIndex:
+    """Return the sorted names of the visible files with these extensions, each name once, and count the others."""
+    chosen = set()
+    others: Counter[str] = Counter()
+    for name in names:
+        extension = _extension(name)
+        if extension in extensions:
+            chosen.add(name)
+        elif extension is not None:
+            others[extension] += 1
+    return ArchiveIndex(tuple(sorted(chosen)), others=tuple(others.most_common()))
 
 
-def _is_chosen(name: str, extensions: Collection[str]) -> bool:
-    return has_extension(name, extensions) and not _is_hidden(name)
+def _extension(name: str) -> str | None:
+    """Return the extension of a visible file in lower case, such as ".png"; None for a hidden file."""
+    return None if _is_hidden(name) else os.path.splitext(name)[1].lower()
 
 
 def has_extension(name: str, extensions: Collection[str]) -> bool:
@@ -87,10 +104,10 @@ def _is_hidden(name: str) -> bool:
 
 def _find_in_tar(path: Path, extensions: Collection[str]) -> ArchiveIndex:
     with open_file(path) as file:
-        span_of = _scan(file, path, extensions)
+        span_of, others = _scan(file, path, extensions)
     names = tuple(sorted(span_of))
     spans = [span_of[name] for name in names]
-    return ArchiveIndex(names, np.array(spans, np.int64).reshape(-1, 2))
+    return ArchiveIndex(names, np.array(spans, np.int64).reshape(-1, 2), tuple(others.most_common()))
 
 
 def _folder_names(path: Path) -> Iterator[str]:
@@ -119,14 +136,21 @@ def _is_tar(path: Path) -> bool:
     return path.suffix.lower() == ".tar" or header[257:262] == b"ustar"
 
 
-def _scan(file: BinaryIO, where: Path, extensions: Collection[str]) -> dict[str, tuple[int, int]]:
-    """Return offset and size, by name, of the files with these extensions in a tar; the last duplicate wins."""
+def _scan(file: BinaryIO, where: Path, extensions: Collection[str]) -> tuple[dict[str, tuple[int, int]], Counter[str]]:
+    """Return offset and size, by name, of the files with these extensions in a tar, and the others by extension.
+
+    The last duplicate wins.
+    """
     found: dict[str, tuple[int, int]] = {}
+    others: Counter[str] = Counter()
     links = 0
     with track(f"scanning {where.name}", None, "file", delay=_PATIENCE) as work:
         for entry in _entries(file, where):
             work.update()
-            if not _is_chosen(entry.name, extensions):
+            extension = _extension(entry.name)
+            if extension not in extensions:
+                if extension is not None and entry.isreg():
+                    others[extension] += 1
                 continue
             if entry.isreg():
                 found[entry.name] = (entry.offset_data, entry.size)
@@ -135,7 +159,7 @@ def _scan(file: BinaryIO, where: Path, extensions: Collection[str]) -> dict[str,
     if links:
         hint = "to include their files, pack with --dereference --hard-dereference"
         print(f"{where}: {links} links left out; {hint}", file=sys.stderr)
-    return found
+    return found, others
 
 
 def _entries(file: BinaryIO, where: Path) -> Iterator[tarfile.TarInfo]:

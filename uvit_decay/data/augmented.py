@@ -16,8 +16,9 @@ from torch import Tensor
 from uvit_decay.data.augment import Augment, AugmentDraw, erase_boxes, global_seeds, rand_augment
 from uvit_decay.data.batches import Augmentation, Batch, ImageSet, InMemory
 from uvit_decay.data.decoding import ResizedCentre, check_shape, decode_box, planes
-from uvit_decay.data.folder import Images, OnDisk
-from uvit_decay.data.image_files import Listing, common_side, read
+from uvit_decay.data.folder import Images
+from uvit_decay.data.image_files import Listing, common_side
+from uvit_decay.data.on_disk import OnDisk
 from uvit_decay.runtime.errors import check_numbers
 from uvit_decay.runtime.typed import check_types
 
@@ -32,7 +33,7 @@ class Streamed(OnDisk):
         with self.listing.open() as fetch:
             for pixels, index, draw in zip(out, indices, draws, strict=True):
                 i = self.chosen[index]
-                image = decode_box(fetch(i), self.listing.members[i], size, self.channels, draw.box)
+                image = decode_box(fetch(i), self.listing.members[i], size, self.channels, draw.box, self.reading)
                 image = _change(image, draw)
                 pixels[:] = planes(image)
         return torch.from_numpy(out), self.labels[indices]
@@ -111,7 +112,7 @@ class AugmentedImages(Images):
         test_crop: the test crop scales the shorter side to image_size / test_crop and takes the centre; use 1 for small
             pictures whose object fills the frame.
         options: of `Images`: test_path, holdout, classes, channels, device_batch_size, memory_gb, num_workers, seed,
-            labels, label_column, test_labels.
+            labels, label_column, test_labels, skip_unreadable, white.
     """
 
     usual_size = 224  # pixels
@@ -138,8 +139,9 @@ class AugmentedImages(Images):
             side = common_side(listing, chosen, math.isqrt(int(most_pixels)))
         if side is None:
             rank_zero_info(f"{len(chosen)} training images are decoded whenever they are read")
-            return Streamed(listing, chosen, self.image_size, self.channels, self.crop)
-        images = read(listing, side, self.channels, chosen, exact=True)
+            self._check_headers(listing, chosen)
+            return Streamed(listing, chosen, self.image_size, self.channels, self.crop, self.reading)
+        images = self._read_all(listing, side, chosen, exact=True)
         labels = torch.tensor(listing.labels)[chosen]
         return Cached(images, labels, self.image_size, self.crop)
 

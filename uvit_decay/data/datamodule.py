@@ -121,6 +121,10 @@ class ImageData(LightningDataModule):
         """Return the option of other labels with which this data has a fingerprint, as typed; "" if there is none."""
         return ""
 
+    def explain_difference(self, fingerprint: str) -> str:
+        """Return why the images have another fingerprint than this one, after a semicolon; "" if it is not known."""
+        return ""
+
     def content_hash(self) -> str:
         """Return a SHA-256 that identifies the stored training images; no image file is decoded."""
         return self.train.content_hash()

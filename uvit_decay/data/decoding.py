@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from typing import BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
@@ -25,11 +26,34 @@ from uvit_decay.runtime.placeholders import PAGE, check_content
 # Formats that PIL may open, whatever the file extension: common ones first, TGA last because it has no signature. Other
 # formats are not images (labels.h5) or run another program on the contents (EPS, and IPTC, which may contain an EPS).
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF")
-FORMATS += ("ICO", "PCX", "QOI", "SGI", "SUN", "XBM", "TGA")
+FORMATS += ("ICO", "PCX", "QOI", "SGI", "SUN", "XBM", "HEIF", "TGA")
 MOST_PIXELS = 89_478_485  # PIL's limit, here for images before and after scaling
 
 Picture = TypeVar("Picture")
 Crop = Callable[[Image.Image, int], Image.Image]  # scales and crops an image to size x size
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The conversion of the values in an image file to grey or RGB of 8 bits.
+
+    Args:
+        white: the value that becomes 255 in grey images of more than 8 bits; None: 65,535, and 1 for float images.
+        on_white: put transparent images on white. Otherwise transparency is dropped, so that the stored colours show,
+            as torch-fidelity, pytorch-fid and clean-fid read them (PIL's convert("RGB")).
+    """
+
+    white: float | None = None
+    on_white: bool = True
+
+    @property
+    def key(self) -> str:
+        """The difference from the default, for hashes of images; empty for the default, the only one up to 72e8659."""
+        return "" if self == Reading() else repr(self)
+
+
+AS_TRAINED = Reading()
+Look = Callable[[Image.Image], None]  # sees an image before it is converted
 
 
 class Box(NamedTuple):
@@ -126,12 +150,20 @@ class ResizedCentre:
 
 
 def decode(
-    file: BinaryIO, name: str, size: int, channels: int, exact: bool = False, crop: Crop = centre_crop
+    file: BinaryIO,
+    name: str,
+    size: int,
+    channels: int,
+    exact: bool = False,
+    crop: Crop = centre_crop,
+    reading: Reading = AS_TRAINED,
+    look: Look | None = None,
 ) -> np.ndarray:
     """Decode an image to uint8 (channels, size, size).
 
     All FORMATS and PIL modes are supported: animations give their first frame, transparency becomes white, 16-bit grey
-    and mode I have the range 0..65535, float images 0..1. PIL itself reduces 16-bit colour to the high bytes.
+    and mode I have the range 0..65535, float images 0..1; `reading` may change this. PIL itself reduces 16-bit colour
+    to the high bytes.
 
     Args:
         file: the bytes of the image.
@@ -140,6 +172,8 @@ def decode(
         channels: 1 for grey, 3 for RGB.
         exact: crop nothing, and require this size.
         crop: the crop to `size`.
+        reading: how its values become 8 bits.
+        look: sees the whole image, in its mode in the file.
 
     Raises:
         UserError: the bytes cannot be decoded, values are outside these ranges, or the size differs with `exact` or
@@ -148,16 +182,42 @@ def decode(
     check_shape(size, channels)
     with open_image(file, name) as image:
         width, height = image.size
-        if exact and (width, height) != (size, size):
-            hint = "to crop all images to one size, add --image-size N"
-            raise UserError(f"{name}: {width}x{height}, not {size}x{size}; {hint}")
+        if exact:
+            check_size(image, name, size)
         if size**2 * max(image.size) > MOST_PIXELS * min(image.size):
             raise UserError(f"{name}: {width}x{height} is too long to be scaled to {size} on its shorter side")
         image.load()
-        converted = _convert(image, channels)
+        if look is not None:
+            look(image)
+        converted = _convert(image, channels, reading)
     if not exact:
         converted = crop(converted, size)
     return planes(converted)
+
+
+def check_size(image: Image.Image, name: str, size: int) -> None:
+    """Raise a UserError unless an image is size x size."""
+    width, height = image.size
+    if (width, height) != (size, size):
+        hint = "to crop all images to one size, add --image-size N"
+        raise UserError(f"{name}: {width}x{height}, not {size}x{size}; {hint}")
+
+
+def check_image(file: BinaryIO, name: str, reading: Reading = AS_TRAINED) -> None:
+    """Decode an image and forget it; raise a UserError as `decode` does if that is impossible at any size."""
+    with open_image(file, name) as image:
+        image.load()
+        _convert(image, 3, reading)
+
+
+def is_transparent(image: Image.Image) -> bool:
+    """Return whether a pixel of an image is transparent; only images with transparency are decoded."""
+    if not image.has_transparency_data:
+        return False
+    if image.mode.startswith("I"):  # a PNG of 16 bits has one transparent value
+        return bool((np.asarray(image) == image.info["transparency"]).any())
+    least, _ = image.convert("RGBA").getchannel("A").getextrema()
+    return least < 255
 
 
 def planes(image: Image.Image) -> np.ndarray:
@@ -168,7 +228,9 @@ def planes(image: Image.Image) -> np.ndarray:
     return pixels.transpose(2, 0, 1)
 
 
-def decode_box(file: BinaryIO, name: str, size: int, channels: int, choose: ChooseBox) -> Image.Image:
+def decode_box(
+    file: BinaryIO, name: str, size: int, channels: int, choose: ChooseBox, reading: Reading = AS_TRAINED
+) -> Image.Image:
     """Decode an image and scale a part of it to size x size, bicubic with antialiasing, as torchvision's resized_crop.
 
     A JPEG whose part is at least twice as large as `size` is decoded at 1/2, 1/4 or 1/8 of its size (PIL's draft mode),
@@ -180,6 +242,7 @@ def decode_box(file: BinaryIO, name: str, size: int, channels: int, choose: Choo
         size: width and height of the result.
         channels: 1 for mode "L", 3 for "RGB".
         choose: returns the part of an image of this height and width.
+        reading: how its values become 8 bits.
 
     Raises:
         UserError: as `decode`.
@@ -195,7 +258,7 @@ def decode_box(file: BinaryIO, name: str, size: int, channels: int, choose: Choo
         if not reduced:
             scale = 1
         image.load()
-        converted = _convert(image, channels)
+        converted = _convert(image, channels, reading)
     x_start, x_end = left / scale, (left + width) / scale
     y_start, y_end = top / scale, (top + height) / scale
     x, y = math.floor(x_start), math.floor(y_start)
@@ -205,29 +268,34 @@ def decode_box(file: BinaryIO, name: str, size: int, channels: int, choose: Choo
     return around.resize((size, size), Image.Resampling.BICUBIC, part)
 
 
-def _convert(image: Image.Image, channels: int) -> Image.Image:
+def _convert(image: Image.Image, channels: int, reading: Reading) -> Image.Image:
     """Convert to grey or RGB of 8 bits; raise a ValueError for grey values outside the ranges of `decode`."""
     mode = "L" if channels == 1 else "RGB"
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-        return _reduce_levels(image).convert(mode)
-    if image.has_transparency_data:
+        return _reduce_levels(image, reading).convert(mode)
+    if image.has_transparency_data and reading.on_white:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(white, image)
+    if image.mode == "LAB":  # PIL converts it to RGB alone
+        image = image.convert("RGB")
     if image.mode != mode:
         image = image.convert(mode)
     return image
 
 
-def _reduce_levels(image: Image.Image) -> Image.Image:
+def _reduce_levels(image: Image.Image, reading: Reading) -> Image.Image:
     """Convert grey values of 16 or 32 bits to 8 bits."""
     values = np.asarray(image)
-    top = 1.0 if image.mode == "F" else 65535
+    top = reading.white
+    if top is None:
+        top = 1.0 if image.mode == "F" else 65535
     inside = (values >= 0) & (values <= top)  # False for NaN
     if not inside.all():  # clipping would turn floats 0..255 white
-        raise ValueError(f"values {values.min()} to {values.max()} in mode {image.mode}, expected 0 to {top}")
+        found = f"values {values.min()} to {values.max()} in mode {image.mode}"
+        raise ValueError(f"{found}, expected 0 to {top}; the value of white is set by --data.white")
     grey = np.rint(values * (255 / top)).astype(np.uint8)
-    if "transparency" in image.info:  # PNG: the one grey value that is transparent
+    if "transparency" in image.info and reading.on_white:  # PNG: the one grey value that is transparent
         grey[values == image.info["transparency"]] = 255
     return Image.fromarray(grey)
 
@@ -237,8 +305,18 @@ def formats() -> list[str]:
     """Load PIL's plugins, common ones first (a third faster on CIFAR-10), and return the available FORMATS."""
     Image.preinit()
     Image.init()
+    _register_heif()
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # such images are refused
     return [name for name in FORMATS if name in Image.OPEN]
+
+
+def _register_heif() -> None:
+    """Let PIL read HEIF, the format of telephones' pictures (.heic), if the library for it is installed."""
+    if find_spec("pillow_heif") is None:
+        return
+    with explain("pillow-heif is installed but cannot be imported", ImportError, OSError):
+        from pillow_heif import register_heif_opener
+    register_heif_opener()
 
 
 def check_shape(size: int, channels: int) -> None:

@@ -13,9 +13,11 @@ from torch import Tensor
 
 from uvit_decay.data.class_folders import split_parts
 from uvit_decay.data.image_files import Listing
+from uvit_decay.runtime.errors import explain
 
 MOST_COMPARED = 64  # files that are read to compare their bytes
 MOST_SIZES = 10_000  # files of a folder whose sizes are read; on a network disk each takes up to a millisecond
+MOST_MEASURED = 1000  # images whose headers are read: to find their size, and damage before a run starts
 SPREAD_IMAGES = 64  # images that are read of a set of unknown kind
 
 
@@ -53,6 +55,23 @@ def hash_files(listing: Listing, chosen: Sequence[int]) -> str:
     if not listing.in_archive:
         measured = [chosen[row] for row in spread(len(chosen), MOST_SIZES)]
     digest.update(repr(listing.states(measured)).encode())
+    return digest.hexdigest()
+
+
+def hash_states(listing: Listing) -> str:
+    """Return the SHA-256 of the path, and of the sizes and modification times of all files; none is read.
+
+    Unlike `hash_files` it tells whether files of this machine have been touched.
+
+    Raises:
+        UserError: a file no longer exists.
+    """
+    path = listing.path.resolve()
+    digest = hashlib.sha256(repr((str(path), listing.members)).encode())
+    with explain(f"{path} has changed", OSError):
+        for name in listing.stored_in:
+            stat = (path / name).stat()
+            digest.update(repr((name, stat.st_size, stat.st_mtime_ns)).encode())
     return digest.hexdigest()
 
 

@@ -2,55 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import torch
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info
+from PIL import Image
 from torch import Tensor
 
 from uvit_decay.data.batches import ImageSet, InMemory
 from uvit_decay.data.datamodule import ImageData, Sizes, hash_set
-from uvit_decay.data.decoding import Crop, centre_crop
-from uvit_decay.data.fingerprint import hash_files, name_shared, spread
-from uvit_decay.data.image_files import Listing, common_side, list_images, read
+from uvit_decay.data.decoding import Crop, Reading, centre_crop, is_transparent
+from uvit_decay.data.file_kinds import hint_at_heif, is_heif
+from uvit_decay.data.fingerprint import MOST_MEASURED, hash_files, name_shared, spread
+from uvit_decay.data.image_files import (
+    Listing,
+    check_headers,
+    common_side,
+    explain_failures,
+    find_failures,
+    list_images,
+    select,
+    try_read,
+)
 from uvit_decay.data.labels import AUTO, FOLDERS, LEAF, LabelOptions
+from uvit_decay.data.on_disk import OnDisk, find_brightest
+from uvit_decay.data.unread import UNREAD, describe_listing, leave_out_unreadable, store_list
 from uvit_decay.images.class_names import class_list
 from uvit_decay.runtime.errors import UserError, check_numbers
+from uvit_decay.runtime.files import check_writable
 from uvit_decay.runtime.random import generator
 from uvit_decay.runtime.typed import check_types
 
-MOST_MEASURED = 1000  # images whose headers are read to find their size
 MOST_SIDE = 1024  # pixels; larger images are rarely what a network is built for
-
-
-class OnDisk(ImageSet):
-    """An ImageSet that decodes its images from their files for every batch.
-
-    Args:
-        listing: images, of which the set has some.
-        chosen: their indices in the listing.
-        image_size: height and width in pixels.
-        channels: 3 for RGB, 1 for grey.
-        crop: scales and crops an image to this size.
-    """
-
-    def __init__(
-        self, listing: Listing, chosen: list[int], image_size: int, channels: int, crop: Crop = centre_crop
-    ) -> None:
-        self.listing = listing
-        self.chosen = chosen
-        self.image_size = image_size
-        self.channels = channels
-        self.crop = crop
-        self.labels = torch.tensor(listing.labels)[chosen]
-
-    def __getitem__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        chosen = [self.chosen[i] for i in indices]
-        images = read(self.listing, self.image_size, self.channels, chosen, crop=self.crop)
-        return images, self.labels[indices]
+EIGHTH = 32  # of 255: images that stay darker have probably another range
+SKIP_HINT = "; to leave such images out, --data.skip_unreadable true"
 
 
 @check_types
@@ -75,6 +65,10 @@ class Images(ImageData):
         flip: mirror half of the training images.
         memory_gb: sets of at most this size as uint8, in GiB, are read once and stay in the memory of each process.
         num_workers: reader processes per device for larger sets.
+        skip_unreadable: decode all images once and leave out those that cannot be read; the run's folder gets a list of
+            them, unread.txt. Otherwise such an image ends the run.
+        white: the value that is white in grey images of more than 8 bits, such as 4095 for 12 bits in 16; null: 65,535,
+            and 1 in float images.
         seed: random seed of the image order and the flips; the held-out images do not depend on it.
         labels: "auto" takes the labels in a dataset.json (EDM, StyleGAN), metadata.jsonl or metadata.csv (Hugging
             Face's imagefolder) at the top of the images, or else the class folders. "folders" takes the folders of the
@@ -105,6 +99,8 @@ class Images(ImageData):
         labels: str | Path | None = AUTO,
         label_column: str | None = None,
         test_labels: str | Path | None = AUTO,
+        skip_unreadable: bool = False,
+        white: float | None = None,
     ) -> None:
         self._has_size = image_size is not None
         if image_size is None:
@@ -112,10 +108,13 @@ class Images(ImageData):
         super().__init__(image_size, channels, batch_size, flip, seed, num_workers, device_batch_size)
         check_numbers("[0, 1)", holdout=holdout)
         check_numbers("[0, inf)", memory_gb=memory_gb)
+        if white is not None:
+            check_numbers("(0, inf)", white=white)
         self.path = str(path)
         self.test_path = None if test_path is None else str(test_path)
         self.holdout = holdout
         self.memory_gb = memory_gb
+        self.skip_unreadable = skip_unreadable
         self.classes = None if classes is None else str(classes)
         self.labels = None if labels is None else str(labels)
         self.label_column = label_column
@@ -123,6 +122,8 @@ class Images(ImageData):
         self.test_name = self.test_path  # the test images in reports and errors; None for held-out ones
         self._training_files: tuple[Listing, list[int]] | None = None
         self.crop: Crop = centre_crop
+        self.reading = Reading(white)
+        self._seen = self._transparent = 0  # images looked at for transparency, and those of them that have it
 
     @property
     def name(self) -> str:
@@ -149,6 +150,43 @@ class Images(ImageData):
             self.test = self._set(listing, held_out)
         if isinstance(self.train, InMemory):
             self.num_workers = 0
+        self._tell_what_was_read(listing, test)
+
+    def _tell_what_was_read(self, training: Listing, test: Listing | None) -> None:
+        """Print what was read and what was not; store the list of images that were left out."""
+        named = {self.path: training}
+        if test is not None:
+            named[self.test_name] = test
+        lines = [line for listing in named.values() for line in listing.left_out]
+        where = self._store_unread(lines) if lines else ""
+        for name, listing in named.items():
+            rank_zero_info(f"{name}: {describe_listing(listing, self.image_size, where)}")
+        if self._transparent:
+            seen = f"{self._transparent:,} of {self._seen:,} pictures looked at"
+            rank_zero_info(f"{self.path}: {seen} are transparent; they are put on white")
+        self._warn_of_dark_images()
+
+    def _warn_of_dark_images(self) -> None:
+        """Warn if no image of a sample of the training set reaches an eighth of the range."""
+        brightest = find_brightest(self.train)
+        if brightest < EIGHTH:
+            hint = "if their files hold 12 bits in 16, set --data.white 4095"
+            rank_zero_info(f"warning: {self.path}: no pixel is brighter than {brightest} of 255; {hint}")
+
+    def _store_unread(self, lines: Sequence[str]) -> str:
+        """Store a list of images that cannot be read in the folder of the run, on rank 0; return its name.
+
+        The name is empty if there is no trainer with a logger that makes such a folder.
+        """
+        loggers = [] if self.trainer is None else self.trainer.loggers
+        for logger in loggers:
+            if isinstance(logger, TensorBoardLogger | CSVLogger):
+                file = Path(logger.log_dir, UNREAD)
+                if self.trainer.is_global_zero:
+                    check_writable(file)
+                    store_list(lines, file)
+                return str(file)
+        return ""
 
     def listings(self) -> tuple[Listing, Listing | None]:
         """List the training images and, if `test_path` is set, the test images."""
@@ -183,19 +221,29 @@ class Images(ImageData):
         """
         for source in (FOLDERS, LEAF):
             try:
-                listing = self._list(self.path, LabelOptions(source))
-                chosen, _ = self._split(listing)
+                listing = self._leave_out(self._list(self.path, LabelOptions(source)))
+                other = self._hash_with(listing)
             except UserError:  # these folders are no classes
                 continue
-            labels = torch.tensor(listing.labels)[chosen]
-            if hash_set(listing.class_names, labels, hash_files(listing, chosen)) == fingerprint:
+            if other == fingerprint:
                 return f"--data.labels {source}"
         return ""
 
     @cached_property
     def _listed(self) -> tuple[Listing, Listing | None]:
         """The result of `listings`, kept because listing a million files takes seconds."""
-        return self.listings()
+        training, test = self.listings()
+        return self._leave_out(training), None if test is None else self._leave_out(test)
+
+    def _leave_out(self, listing: Listing) -> Listing:
+        """Return a listing without the images that cannot be read, if that is asked for."""
+        return leave_out_unreadable(listing, self.reading) if self.skip_unreadable else listing
+
+    def _hash_with(self, listing: Listing) -> str:
+        """Return the fingerprint of this data if its training images were those of another listing."""
+        chosen, _ = self._split(listing)
+        labels = torch.tensor(listing.labels)[chosen]
+        return hash_set(listing.class_names, labels, hash_files(listing, chosen) + self.reading.key)
 
     def find_sizes(self) -> Sizes:
         """Return the sizes of the data set; images are listed, not decoded.
@@ -204,7 +252,7 @@ class Images(ImageData):
         MOST_SIDE pixels. The headers of at most MOST_MEASURED images are read, spread evenly.
 
         Raises:
-            UserError: there are no images, or an image whose header is read is damaged.
+            UserError: there are no images.
         """
         listing, _ = self._listed
         if not self._has_size:
@@ -214,9 +262,26 @@ class Images(ImageData):
         return Sizes(self.image_size, self.channels, len(listing.class_names))
 
     def content_hash(self) -> str:
-        """Return the SHA-256 of names and sizes of the training files; it does not depend on `memory_gb`."""
+        """Return a hash of names and sizes of the training files, and of their reading unless it is the default.
+
+        It does not depend on `memory_gb`.
+        """
         listing, chosen = self._training_files
-        return hash_files(listing, chosen)
+        return hash_files(listing, chosen) + self.reading.key
+
+    def explain_difference(self, fingerprint: str) -> str:
+        """Explain images that are read, or not read, because pillow-heif is installed, or is not."""
+        listing, _ = self._listed
+        others = [i for i, name in enumerate(listing.members) if not is_heif(name)]
+        count = len(listing.members) - len(others)
+        if count and others:
+            rest = listing.take(others)
+            if rest.class_names:
+                rest = select(rest, {rest.class_names[label] for label in rest.labels})
+            if self._hash_with(rest) == fingerprint:
+                what = f"the {count:,} HEIC pictures, which are read since pillow-heif is installed"
+                return f"; the checkpoint was trained without {what}: uninstall it, or move these pictures elsewhere"
+        return hint_at_heif(listing.others)
 
     def _split(self, listing: Listing) -> tuple[list[int], list[int]]:
         """Return the sorted indices of training images and of held-out images, the same share of every class."""
@@ -267,11 +332,35 @@ class Images(ImageData):
     def _set(self, listing: Listing, chosen: list[int]) -> ImageSet:
         size = len(chosen) * self.channels * self.image_size**2  # bytes
         if size <= self.memory_gb * 2**30:
-            images = read(listing, self.image_size, self.channels, chosen, crop=self.crop)
+            images = self._read_all(listing, self.image_size, chosen)
             labels = torch.tensor(listing.labels)[chosen]
             return InMemory(images, labels)
         rank_zero_info(f"{len(chosen)} images are decoded whenever they are read ({size / 2**30:.1f} GiB)")
-        return OnDisk(listing, chosen, self.image_size, self.channels, self.crop)
+        self._check_headers(listing, chosen)
+        return OnDisk(listing, chosen, self.image_size, self.channels, self.crop, self.reading)
+
+    def _read_all(self, listing: Listing, size: int, chosen: list[int], exact: bool = False) -> Tensor:
+        """Read images into memory; if some cannot be read, name all of the listing. Arguments as in `read`."""
+        transparent = []
+
+        def look(image: Image.Image) -> None:
+            if is_transparent(image):
+                transparent.append(image.size)
+
+        images, failures = try_read(listing, size, self.channels, chosen, exact, self.crop, self.reading, look)
+        self._seen += len(chosen)
+        self._transparent += len(transparent)
+        if failures:
+            failures |= find_failures(listing, self.image_size, self.channels, False, self.crop, self.reading)
+            where = self._store_unread([failures[i] for i in sorted(failures)])
+            raise UserError(explain_failures(listing, failures, where=where) + SKIP_HINT)
+        return images
+
+    def _check_headers(self, listing: Listing, chosen: list[int]) -> None:
+        """Look at the headers of at most MOST_MEASURED images; raise a UserError if some cannot be read."""
+        measured = [chosen[row] for row in spread(len(chosen), MOST_MEASURED)]
+        self._transparent += check_headers(listing, measured, hint=SKIP_HINT)
+        self._seen += len(measured)
 
 
 def _indices(listing: Listing) -> tuple[str, ...]:

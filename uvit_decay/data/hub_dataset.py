@@ -7,7 +7,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from glob import iglob
 from io import BytesIO
 from pathlib import Path
@@ -71,6 +71,11 @@ class HubListing(Listing):
 
         yield fetch
 
+    def take(self, chosen: Sequence[int]) -> HubListing:
+        """Return the images of these rows, with the same classes."""
+        taken = super().take(chosen)
+        return replace(taken, rows=self.rows.select(chosen), sizes=self.sizes[list(chosen)])
+
     @property
     def in_archive(self) -> bool:
         """True if all images are stored in Arrow files."""
@@ -120,7 +125,8 @@ class HubDataset(Images):
         files: files of the training images: names with *, ** and {000..010}.
         test_files: files of the test images, instead of a test_split.
         holdout: without a test_split, the share of each class that is held out of training; 0 holds out none.
-        options: of `Images`: image_size, channels, batch_size, device_batch_size, flip, memory_gb, num_workers, seed.
+        options: of `Images`: image_size, channels, batch_size, device_batch_size, flip, memory_gb, num_workers, seed,
+            skip_unreadable, white.
     """
 
     def __init__(

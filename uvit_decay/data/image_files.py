@@ -15,11 +15,23 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
-from uvit_decay.data.archives import ArchiveIndex, file_states, find, open_members
-from uvit_decay.data.decoding import Crop, centre_crop, check_shape, decode, formats, open_image
+from uvit_decay.data.archives import ArchiveIndex, Kinds, file_states, find, open_members
+from uvit_decay.data.decoding import (
+    AS_TRAINED,
+    Crop,
+    Look,
+    Reading,
+    centre_crop,
+    check_shape,
+    check_size,
+    decode,
+    formats,
+    is_transparent,
+    open_image,
+)
+from uvit_decay.data.file_kinds import count_kinds, count_others, hint_at_heif, list_extensions
 from uvit_decay.data.labels import SAMPLES, TABLES, LabelOptions, find_labels
 from uvit_decay.runtime.concurrency import in_threads
 from uvit_decay.runtime.errors import UserError
@@ -27,6 +39,10 @@ from uvit_decay.runtime.files import at_home, check_images_exist
 from uvit_decay.runtime.progress import track
 
 _PATIENCE = 3.0  # seconds after which a bar appears
+MOST_TRIED = 2000  # images of a set that are all tried, to count them, if one of a batch cannot be read
+MOST_NAMED = 8  # images that cannot be read in a message
+
+Failures = dict[int, str]  # index of an image that cannot be read, and why, in a line that begins with its name
 
 
 @dataclass(frozen=True)
@@ -41,6 +57,8 @@ class Listing:
         spans: places of the members of a tar, see `ArchiveIndex`.
         depth: number of folders around the images that do not identify them, see `Labels`.
         table: the table that the labels come from; empty for labels from folders.
+        others: the number of the other visible files by extension.
+        left_out: a line about each image that was listed and left out because it cannot be read.
     """
 
     path: Path
@@ -48,6 +66,8 @@ class Listing:
     labels: tuple[int, ...]
     class_names: tuple[str, ...]
     spans: np.ndarray | None = field(default=None, compare=False, repr=False)
+    others: Kinds = field(default=(), compare=False, repr=False)
+    left_out: tuple[str, ...] = field(default=(), compare=False, repr=False)
     depth: int | None = None
     table: str = ""
 
@@ -68,6 +88,15 @@ class Listing:
     def states(self, chosen: Sequence[int]) -> list[tuple[int, ...]]:
         """Return the size in bytes of each image file at the indices `chosen`, in a zip also its CRC-32."""
         return file_states(self.path, self._index, chosen)
+
+    def take(self, chosen: Sequence[int]) -> Listing:
+        """Return the images at the indices `chosen`, with the same classes."""
+        members = tuple(self.members[i] for i in chosen)
+        labels = tuple(self.labels[i] for i in chosen)
+        spans = self.spans
+        if spans is not None:
+            spans = spans[list(chosen)]
+        return replace(self, members=members, labels=labels, spans=spans)
 
     @property
     def _index(self) -> ArchiveIndex:
@@ -93,22 +122,28 @@ def list_images(
     """
     path = at_home(path)
     check_images_exist(path)
-    extensions = _extensions()
-    images, others = find(path, extensions | {*TABLES, *SAMPLES}).split(extensions)
+    extensions = list_extensions()
+    images, beside = find(path, extensions | {*TABLES, *SAMPLES}).split(extensions)
+    others = count_others(images.others, beside.names)
     if not images.names:
         kinds = ".png, .jpg, .webp and others; hidden files do not count; unpack archives that are inside"
-        raise UserError(f"{path}: no images in it, in any folder ({kinds})")
-    found = find_labels(path, images, others, labels)
-    listing = Listing(path, images.names, found.labels, found.class_names, images.spans, found.depth, found.table)
+        has = f"; it has {count_kinds(others)}{hint_at_heif(others)}" if others else ""
+        raise UserError(f"{path}: no images in it that can be read, in any folder ({kinds}){has}")
+    found = find_labels(path, images, beside, labels)
+    unused = [name for name in beside.names if f"{path}/{name}" != found.table]
+    listing = Listing(
+        path,
+        images.names,
+        found.labels,
+        found.class_names,
+        images.spans,
+        count_others(images.others, unused),
+        depth=found.depth,
+        table=found.table,
+    )
     if classes is None:
         return listing
     return select(listing, classes)
-
-
-def _extensions() -> set[str]:
-    """Return the file extensions of the image formats."""
-    kinds = {*formats(), "MPO"}  # PIL's name for a JPEG followed by another one
-    return {extension for extension, kind in Image.registered_extensions().items() if kind in kinds}
 
 
 def select(listing: Listing, classes: Collection[str]) -> Listing:
@@ -126,11 +161,7 @@ def select(listing: Listing, classes: Collection[str]) -> Listing:
         if name in rank:
             kept.append(i)
             labels.append(rank[name])
-    members = tuple(listing.members[i] for i in kept)
-    spans = listing.spans
-    if spans is not None:
-        spans = spans[kept]
-    return replace(listing, members=members, labels=tuple(labels), class_names=class_names, spans=spans)
+    return replace(listing.take(kept), labels=tuple(labels), class_names=class_names)
 
 
 def size_of(listing: Listing) -> int:
@@ -146,13 +177,17 @@ def size_of(listing: Listing) -> int:
 def common_side(listing: Listing, indices: Sequence[int], most: int) -> int | None:
     """Return the side of these images if all are squares of one size, at most `most` pixels wide, otherwise None.
 
-    Only headers are read, up to the first image that does not fit.
+    Only headers are read, up to the first image that does not fit. Images whose header cannot be read do not count:
+    `read` names all of them.
     """
     side = None
     with listing.open() as fetch:
         for i in indices:
-            with open_image(fetch(i), listing.members[i]) as image:
-                width, height = image.size
+            try:
+                with open_image(fetch(i), listing.members[i]) as image:
+                    width, height = image.size
+            except UserError:
+                continue
             side = side or width
             if not width == height == side <= most:
                 return None
@@ -166,10 +201,11 @@ def read(
     indices: Sequence[int] | None = None,
     exact: bool = False,
     crop: Crop = centre_crop,
+    reading: Reading = AS_TRAINED,
 ) -> Tensor:
     """Read images as uint8 (n, channels, size, size), decoded in threads.
 
-    It works in forked and spawned workers, and shows a progress bar for more than 2000 images.
+    It works in forked and spawned workers, and shows a progress bar if it takes more than 3 seconds.
 
     Args:
         listing: the images.
@@ -178,34 +214,133 @@ def read(
         indices: numbers of the images to read, in this order; None reads all.
         exact: see `decode`.
         crop: see `decode`.
+        reading: see `decode`.
 
     Raises:
-        UserError: images cannot be read; all are tried, then the message counts them and explains the first failure.
+        UserError: images cannot be read. The message counts them, and explains the first ones; of a listing of at most
+            MOST_TRIED images, all are tried.
+    """
+    images, failures = try_read(listing, size, channels, indices, exact, crop, reading)
+    if failures:
+        complete = indices is None
+        if not complete and len(listing.members) <= MOST_TRIED:
+            failures |= find_failures(listing, size, channels, exact, crop, reading)
+            complete = True
+        raise UserError(explain_failures(listing, failures, complete))
+    return images
+
+
+def try_read(
+    listing: Listing,
+    size: int,
+    channels: int,
+    indices: Sequence[int] | None = None,
+    exact: bool = False,
+    crop: Crop = centre_crop,
+    reading: Reading = AS_TRAINED,
+    look: Look | None = None,
+) -> tuple[Tensor, Failures]:
+    """Return images as `read`, and the failures; the rows of images that cannot be read are undefined.
+
+    `look` sees every image before it is converted, in several threads.
     """
     check_shape(size, channels)
-    formats()  # loads the plugins before the threads start, which would race
     chosen = range(len(listing.members)) if indices is None else indices
     out = torch.empty(len(chosen), channels, size, size, dtype=torch.uint8)
     pixels = out.numpy()
+
+    def fill(row: int, file: BytesIO) -> None:
+        pixels[row] = decode(file, listing.members[chosen[row]], size, channels, exact, crop, reading, look)
+
+    return out, attempt(listing, chosen, fill)
+
+
+def check_headers(listing: Listing, chosen: Sequence[int], size: int | None = None, hint: str = "") -> int:
+    """Read the headers of images, so that damage is found before the work starts; return how many are transparent.
+
+    Images that may be transparent are decoded.
+
+    Args:
+        listing: the images.
+        chosen: their indices.
+        size: height and width that all must have; None allows any.
+        hint: what to do about images that cannot be read.
+
+    Raises:
+        UserError: a header cannot be read, or tells another size; the message names the first ones.
+    """
+    transparent = []
+
+    def look(row: int, file: BytesIO) -> None:
+        name = listing.members[chosen[row]]
+        with open_image(file, name) as image:
+            if size is not None:
+                check_size(image, name, size)
+            if is_transparent(image):
+                transparent.append(row)
+
+    failures = attempt(listing, chosen, look)
+    if failures:
+        complete = len(chosen) == len(listing.members)
+        raise UserError(explain_failures(listing, failures, complete) + hint)
+    return len(transparent)
+
+
+def find_failures(
+    listing: Listing,
+    size: int,
+    channels: int,
+    exact: bool = False,
+    crop: Crop = centre_crop,
+    reading: Reading = AS_TRAINED,
+) -> Failures:
+    """Return all images of a listing that cannot be read; arguments as in `read`."""
+
+    def discard(i: int, file: BytesIO) -> None:
+        decode(file, listing.members[i], size, channels, exact, crop, reading)
+
+    return attempt(listing, range(len(listing.members)), discard)
+
+
+def attempt(listing: Listing, chosen: Sequence[int], work: Callable[[int, BytesIO], None]) -> Failures:
+    """Do `work` on the row and the contents of each image of `chosen`, in threads; return its UserErrors."""
+    formats()  # loads the plugins before the threads start, which would race
+    failures: Failures = {}
     with listing.open() as fetch:
 
-        def fill(row: int) -> str | None:
-            """Decode into this row of `out`; return the message of an error."""
-            i = chosen[row]
+        def try_one(row: int) -> str | None:
             try:
-                pixels[row] = decode(fetch(i), listing.members[i], size, channels, exact, crop)
+                work(row, fetch(chosen[row]))
             except UserError as error:
                 return str(error)
             return None
 
         threads = min(16, os.cpu_count() or 1)
-        failures = []
-        with track("reading images", len(chosen), "image", delay=_PATIENCE) as work:
-            for failure in in_threads(fill, range(len(chosen)), threads):
-                work.update()
+        results = in_threads(try_one, range(len(chosen)), threads)
+        with track("reading images", len(chosen), "image", delay=_PATIENCE) as progress:
+            for i, failure in zip(chosen, results, strict=True):
+                progress.update()
                 if failure is not None:
-                    failures.append(failure)
-    if failures:
-        count = f"{len(failures)} of {len(chosen)} images cannot be read"
-        raise UserError(f"{listing.path}: {count}; the first is {failures[0]}")
-    return out
+                    failures[i] = failure
+    return failures
+
+
+def explain_failures(listing: Listing, failures: Failures, complete: bool = True, where: str = "") -> str:
+    """Return the message of a UserError about images that cannot be read.
+
+    Args:
+        listing: the images.
+        failures: the images that cannot be read.
+        complete: whether all images were tried.
+        where: name of the file with the whole list; empty if there is none.
+    """
+    reasons = [failures[i] for i in sorted(failures)]
+    least = "" if complete else "at least "
+    text = f"{listing.path}: {least}{len(reasons):,} of {len(listing.members):,} images cannot be read"
+    if where:
+        text += f" (list in {where})"
+    more = len(reasons) - MOST_NAMED
+    named = "; ".join(reasons[:MOST_NAMED])
+    if more > 0:
+        named += f"; and {more:,} more"
+    return f"{text}: {named}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -18,18 +17,13 @@ from uvit_decay.evaluation.image_sources import ImageSource
 from uvit_decay.metrics.extractors import Extractor, TrainedExtractor
 from uvit_decay.runtime.distributed import Processes, batches
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import at_home, check_writable
+from uvit_decay.runtime.files import cache_folder, check_writable
 from uvit_decay.runtime.progress import track
 from uvit_decay.runtime.tensor_files import load_tensors, save_tensors
 
 AT_ONCE = 256  # images that are read at a time
 KEY = "key"  # metadata of a stored extractor: everything that its training depended on
 _PATIENCE = 3.0  # seconds after which a bar appears
-
-
-def cache_folder(kind: str) -> Path:
-    """Return the folder of a kind of files in the cache of this machine: $XDG_CACHE_HOME, or ~/.cache."""
-    return at_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "uvit_decay" / kind
 
 
 def hash_metadata(metadata: dict[str, Any]) -> str:

@@ -12,17 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from uvit_decay.evaluation.cache import cache_folder, hash_metadata
+from uvit_decay.evaluation.cache import hash_metadata
+from uvit_decay.evaluation.image_sources import SOURCE
 from uvit_decay.metrics.extractors import Features
 from uvit_decay.metrics.frechet import Moments, Statistics
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import check_writable, remove_remains, writing
+from uvit_decay.runtime.files import cache_folder, check_writable, remove_remains, writing
 from uvit_decay.runtime.tensor_files import load_tensors, save_tensors
 from uvit_decay.runtime.validation import read_json, write_json
 
 FLOATS = Features._fields  # float32 (n, d)
 ABOUT = "about.json"  # describes the store
 OWNER = "whose"  # metadata key of a part: its first image and its store
+OF_STATE = ("files", "size", "time", "read", "n", "parts")  # what changes in a description when these files change
 PARTS_AT_ONCE = 24  # in statistics: one product of many rows is several times faster than many products
 
 
@@ -63,6 +65,7 @@ class FeatureStore:
         """Create the folder, or resume from its parts; return the missing parts. The caller must hold `lock`.
 
         Existing parts are compared with their checksums. A damaged part is reported on stderr and counts as missing.
+        Features of the same files before they changed are removed, which is reported, too.
 
         Raises:
             UserError: the folder contains other files, or the features of another evaluation.
@@ -75,12 +78,23 @@ class FeatureStore:
             if visible:  # a crash leaves hidden files
                 raise UserError(f"cannot store features in {self.folder}: the folder is not empty")
             write_json(path, self.metadata)
-        if read_json(path, object) != json.loads(json.dumps(self.metadata)):
+        stored, ours = read_json(path, object), json.loads(json.dumps(self.metadata))
+        if stored != ours and _have_same_source(stored, ours):
+            self._begin_again()
+        elif stored != ours:
             raise UserError(
                 f"cannot store features in {self.folder}: it has features of another evaluation; remove it, or name "
                 "another --out"
             )
         return [part for part in self.parts if self._is_missing(part)]
+
+    def _begin_again(self) -> None:
+        """Remove features of files that have changed since; the description comes last, so that a kill is harmless."""
+        print(f"{self.folder}: its images have changed, all features are extracted again", file=sys.stderr)
+        with writing(self.folder):
+            for part in self.folder.glob("*.safetensors"):
+                part.unlink()
+        write_json(self.folder / ABOUT, self.metadata)
 
     def _is_missing(self, part: range) -> bool:
         """Return whether a part must be extracted; report a damaged one on stderr."""
@@ -163,6 +177,21 @@ class FeatureStore:
                 path.unlink()
             self.folder.rmdir()
             self.lock.unlink(missing_ok=True)
+
+
+def _have_same_source(stored: Any, ours: dict[str, Any]) -> bool:
+    """Return whether two descriptions differ only in the state of the files that the features are extracted from."""
+    if not (isinstance(stored, dict) and SOURCE in ours.get("images", {})):
+        return False
+    parts = []
+    for about in (stored, ours):
+        images = about.get("images")
+        if not isinstance(images, dict):
+            return False
+        kept = {name: value for name, value in about.items() if name not in OF_STATE}
+        kept["images"] = {name: value for name, value in images.items() if name not in OF_STATE}
+        parts.append(kept)
+    return parts[0] == parts[1]
 
 
 def _check_features(name: str, features: Tensor, n: int) -> None:

@@ -149,6 +149,11 @@ class FeatureOptions:
         return self.is_network or self.name == SMALL_CNN
 
     @property
+    def on_white(self) -> bool:
+        """False if transparency of image files is dropped, as the tools of the named protocols do."""
+        return not self._own_protocols()
+
+    @property
     def files(self) -> list[Path]:
         """The file of the network, if the extractor has one."""
         file = self.name

@@ -38,7 +38,7 @@ MOST_REFERENCE = 50_000  # training images in a reference, and images on which a
 
 @check_types
 def open_reference(
-    name: str, channels: int, image_size: int | None = None
+    name: str, channels: int, image_size: int | None = None, on_white: bool = True
 ) -> tuple[StatisticsFile | None, ImageSource | None]:
     """Open a reference: statistics, images, or both for ADM's reference files.
 
@@ -46,13 +46,14 @@ def open_reference(
         name: an .npz file of statistics or images, or a name as in `open_images`.
         channels: 1 for grey, 3 for RGB, as in `open_images`.
         image_size: size that image files are cropped to, as in `open_images`.
+        on_white: whether transparent image files are put on white, as in `open_images`.
 
     Raises:
         UserError: there is no such reference, or it cannot be read.
     """
     path = at_home(name)
     if path.suffix.lower() != ".npz" or not path.exists():
-        return None, open_images(name, channels, image_size)
+        return None, open_images(name, channels, image_size, on_white)
     file = StatisticsFile(path)
     if not file.has("features"):
         return None, ArrayImages(path, channels)

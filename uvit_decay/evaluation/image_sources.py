@@ -15,19 +15,22 @@ from einops import repeat
 from torch import Tensor
 
 from uvit_decay.data.batches import ImageSet, InMemory
-from uvit_decay.data.decoding import centre_crop
-from uvit_decay.data.fingerprint import hash_array
-from uvit_decay.data.folder import OnDisk
-from uvit_decay.data.image_files import Listing, list_images, read, size_of
+from uvit_decay.data.decoding import AS_TRAINED, Reading, centre_crop
+from uvit_decay.data.fingerprint import MOST_MEASURED, hash_array, hash_states, spread
+from uvit_decay.data.image_files import check_headers, list_images, read, size_of
 from uvit_decay.data.labels import LabelOptions
+from uvit_decay.data.on_disk import OnDisk
+from uvit_decay.data.unread import describe_listing
 from uvit_decay.evaluation import npz
 from uvit_decay.generation.samples import PATHS, Samples
+from uvit_decay.images.io import to_grey
 from uvit_decay.runtime.distributed import COMPARED
 from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.random import subset
 
 LOSSY = (".jpg", ".jpeg")
 MOST_CLASSES = 100_000  # limit of the labels of an array
+SOURCE = "path"  # key of the fingerprint of files: their folder, archive or array
 READ = 64  # images of files whose pixels are in the fingerprint: how files are decoded may change
 
 
@@ -40,6 +43,7 @@ class ImageSource(ABC):
         labels: indices into `class_names`, int64 (n,) on the CPU, or None.
         class_names: names of the classes.
         has_jpegs: whether there are JPEGs, whose artefacts affect every metric.
+        remark: how files were read, if that affects the values; empty otherwise.
         prefetch: whether a thread may read the next batch while features of the last one are extracted.
         nfe: network evaluations so far, counted per image, if a network generates the images.
     """
@@ -49,6 +53,7 @@ class ImageSource(ABC):
     labels: Tensor | None = None
     class_names: tuple[str, ...] = ()
     has_jpegs = False
+    remark = ""
     prefetch = True
     nfe = 0
 
@@ -71,6 +76,10 @@ class ImageSource(ABC):
         """Return the CRC-32 of at most `count` images as they are read, a fixed random choice."""
         few = self.read(subset(range(len(self)), count, "compared"))
         return zlib.crc32(few.cpu().contiguous().numpy())
+
+    def describe(self) -> str:
+        """Return a line about the files that were read and that were not; empty for images that are not files."""
+        return ""
 
     def metadata(self) -> dict[str, Any]:
         """Return metadata for reports, as plain values."""
@@ -96,16 +105,25 @@ class FileImages(ImageSource):
         path: the folder or archive.
         channels: 1 reads images as grey, 3 as RGB.
         image_size: size that images are cropped to, as ADM does; with None they must be squares of the same size.
+        reading: how values of a file become 8 bits.
 
     Raises:
-        UserError: there are no images, they cannot be read, or they differ in size.
+        UserError: there are no images, they cannot be read, or they differ in size. At first the headers of at most
+            MOST_MEASURED images are looked at.
     """
 
-    def __init__(self, path: Path, channels: int, image_size: int | None) -> None:
+    def __init__(self, path: Path, channels: int, image_size: int | None, reading: Reading = AS_TRAINED) -> None:
         options = LabelOptions(flag="", column_flag="data.label_column of a configuration")
         self.listing = list_images(path, None, options)
         self.exact = image_size is None
         side = image_size or size_of(self.listing)
+        self.reading = reading
+        measured = spread(len(self.listing.members), MOST_MEASURED)
+        transparent = check_headers(self.listing, measured, side if self.exact else None)
+        if transparent:
+            how = "are put on white" if reading.on_white else "lose their transparency, as in torch-fidelity"
+            seen = f"{transparent:,} of {len(measured):,} pictures looked at"
+            self.remark = f"{seen} of {path} are transparent: they {how}"
         self.name = path.resolve().stem
         self.shape = (channels, side, side)
         self.has_jpegs = any(name.lower().endswith(LOSSY) for name in self.listing.members)
@@ -117,25 +135,22 @@ class FileImages(ImageSource):
         return len(self.listing.members)
 
     def read(self, indices: Sequence[int]) -> Tensor:
-        return read(self.listing, self.shape[1], self.shape[0], indices, exact=self.exact)
+        return read(self.listing, self.shape[1], self.shape[0], indices, exact=self.exact, reading=self.reading)
+
+    def describe(self) -> str:
+        return f"{self.listing.path}: {describe_listing(self.listing, self.shape[1])}"
 
     def fingerprint(self) -> dict[str, Any]:
-        read = self.checksum(READ)
-        fingerprint = {"files": _hash_files(self.listing), "shape": list(self.shape), "read": read}
+        fingerprint = {
+            SOURCE: str(self.listing.path.resolve()),
+            "files": hash_states(self.listing),
+            "shape": list(self.shape),
+            "read": self.checksum(READ),
+            "reading": repr(self.reading),
+        }
         if self.listing.table:  # its file is not one of the images
             fingerprint["labels"] = hash_array(self.labels)
         return fingerprint
-
-
-def _hash_files(listing: Listing) -> str:
-    """Return the sha256 of names, sizes and modification times: reading all bytes could take as long as evaluation."""
-    path = listing.path.resolve()
-    digest = hashlib.sha256(repr((str(path), listing.members)).encode())
-    with explain(f"{path} has changed", OSError):
-        for name in listing.stored_in:
-            stat = (path / name).stat()
-            digest.update(repr((name, stat.st_size, stat.st_mtime_ns)).encode())
-    return digest.hexdigest()
 
 
 def describe_file(kind: str, path: Path) -> dict[str, Any]:
@@ -156,7 +171,7 @@ class ArrayImages(ImageSource):
 
     Args:
         path: the .npz file.
-        channels: 3 converts grey images to RGB.
+        channels: 1 for grey, 3 for RGB; images are converted to either, as those of a folder.
 
     Raises:
         UserError: the file cannot be read, or `arr_0` or `arr_1` have another form.
@@ -169,9 +184,9 @@ class ArrayImages(ImageSource):
             raise UserError(f"{path} has no images: store them as arr_0, uint8 (n, h, w, c)")
 
         def fits(shape: tuple[int, ...], dtype: np.dtype) -> bool:
-            return dtype == np.uint8 and len(shape) == 4 and 0 not in shape and shape[3] in (1, channels)
+            return dtype == np.uint8 and len(shape) == 4 and 0 not in shape and shape[3] in (1, 3)
 
-        self.array = npz.read(path, "arr_0", f"uint8 (n, h, w, {channels})", fits)
+        self.array = npz.read(path, "arr_0", "uint8 (n, h, w, 1 or 3)", fits)
         _, height, width, _ = self.array.shape
         self.name = path.stem
         self.shape = (channels, height, width)
@@ -197,11 +212,13 @@ class ArrayImages(ImageSource):
         return len(self.array)
 
     def read(self, indices: Sequence[int]) -> Tensor:
-        images = torch.from_numpy(self.array[list(indices)])
-        return expand_channels(images.permute(0, 3, 1, 2), self.shape[0])
+        images = torch.from_numpy(self.array[list(indices)]).permute(0, 3, 1, 2)
+        if images.shape[1] > self.shape[0]:
+            images = to_grey(images)
+        return expand_channels(images, self.shape[0])
 
     def fingerprint(self) -> dict[str, Any]:
-        return describe_file("array", self.path)
+        return describe_file(SOURCE, self.path)
 
 
 class DatasetImages(ImageSource):
@@ -243,7 +260,7 @@ class DatasetImages(ImageSource):
             content = hashlib.sha256(self.images.images.cpu().contiguous().numpy()).hexdigest()
             chosen = self.chosen
         elif isinstance(self.images, OnDisk):
-            content = _hash_files(self.images.listing)
+            content = hash_states(self.images.listing)
             chosen = [self.images.chosen[i] for i in self.chosen]
         else:
             raise UserError(f"{self.name} cannot be compared with samples: give a folder of images")
@@ -251,6 +268,8 @@ class DatasetImages(ImageSource):
         fingerprint = {"set": content, "chosen": indices, "shape": list(self.shape)}
         if isinstance(self.images, OnDisk):
             fingerprint["read"] = self.checksum(READ)
+            if self.images.reading.key:
+                fingerprint["reading"] = self.images.reading.key
         if self.images.crop not in (None, centre_crop):
             fingerprint["crop"] = repr(self.images.crop)
         return fingerprint
@@ -267,6 +286,7 @@ class ChosenImages(ImageSource):
     def __init__(self, images: ImageSource, chosen: list[int]) -> None:
         self.images = images
         self.chosen = chosen
+        self.remark = images.remark
         self.name = images.name
         self.shape = images.shape
         self.class_names = images.class_names

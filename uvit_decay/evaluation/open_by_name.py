@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from uvit_decay.data.decoding import Reading
 from uvit_decay.data.named import SETS, build_data, is_data_set
 from uvit_decay.evaluation.image_sources import ArrayImages, DatasetImages, FileImages, ImageSource
 from uvit_decay.runtime.errors import UserError
@@ -16,13 +17,14 @@ FORMS = (
 
 
 @check_types
-def open_images(name: str, channels: int, image_size: int | None = None) -> ImageSource:
+def open_images(name: str, channels: int, image_size: int | None = None, on_white: bool = True) -> ImageSource:
     """Open the images that `name` refers to.
 
     Args:
         name: a name in one of FORMS.
-        channels: 1 for grey, 3 for RGB. Image files are converted to either, arrays and data sets from grey to RGB.
+        channels: 1 for grey, 3 for RGB. Image files and arrays are converted to either, data sets from grey to RGB.
         image_size: size that image files are cropped to, as ADM does; with None they must be squares of the same size.
+        on_white: put transparent image files on white; otherwise their transparency is dropped, see `Reading`.
 
     Raises:
         UserError: there are no images of this name, or they cannot be read.
@@ -35,7 +37,7 @@ def open_images(name: str, channels: int, image_size: int | None = None) -> Imag
         raise UserError(f"{name} does not exist: give {FORMS}")
     if path.suffix.lower() == ".npz":
         return ArrayImages(path, channels)
-    return FileImages(path, channels, image_size)
+    return FileImages(path, channels, image_size, Reading(on_white=on_white))
 
 
 def count_channels(name: str) -> int | None:

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from uvit_decay.images.autoencoder_files import find_in_pipeline, load_autoencoder
 from uvit_decay.images.io import to_float, to_uint8
 from uvit_decay.runtime.errors import UserError, explain
+from uvit_decay.runtime.files import quote_path
 from uvit_decay.runtime.tensor_files import digest
 
 SLICE_PIXELS = 8 * 256**2  # decoded in one slice: about 5 GB for Stable Diffusion's decoder in float32
@@ -266,9 +267,8 @@ def decoder(space: LatentSpace | None, vae: str | None, device: torch.device | s
         return None
     autoencoder = Autoencoder(vae or space.vae, device)
     if vae is None and space.sha256 not in ("", autoencoder.space.sha256):
-        raise UserError(
-            f"{space.vae}: its weights have changed since the latents were encoded; to use them, add --vae {space.vae}"
-        )
+        what = f"{space.vae}: its weights have changed since the latents were encoded"
+        raise UserError(f"{what}; to use them, add --vae {quote_path(space.vae)}")
     keys: tuple[str, ...] = ("channels", "factor")
     if not autoencoder.is_tiny:  # AutoencoderTiny decodes x itself, whatever the scale of the imitated AutoencoderKL
         keys += NORMALISATION

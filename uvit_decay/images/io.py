@@ -47,6 +47,15 @@ def to_uint8(images: Tensor) -> Tensor:
     return levels.clamp(0, 255).round().to(torch.uint8)
 
 
+def to_grey(images: Tensor) -> Tensor:
+    """Convert RGB images, uint8 (n, 3, h, w), to grey ones, uint8 (n, 1, h, w), by the weights of ITU-R 601.
+
+    The values are PIL's: fixed-point numbers of 16 bits, rounded.
+    """
+    red, green, blue = images.to(torch.int32).split(1, dim=1)
+    return ((19595 * red + 38470 * green + 7471 * blue + 2**15) >> 16).to(torch.uint8)
+
+
 def to_pil(image: Tensor) -> Image.Image:
     """Convert a uint8 image (c, h, w) to a PIL image; c = 1 is grey, c = 3 is RGB."""
     pixels = image.cpu().numpy()

@@ -134,7 +134,7 @@ def describe_changes(contents: Mapping[str, Any], card: ModelCard, task: Lightni
         now = f"{data.name} ({data.fingerprint[:8]})"
         other = Change("data", before, now, "")
         if task.settings and not allows(task.allowed, "data"):
-            raise UserError(explain_refusal("the checkpoint", (), [other]) + _explain_labels(card, data))
+            raise UserError(explain_refusal("the checkpoint", (), [other]) + _explain_images(card, data))
         found.append(other)
     return ", ".join(map(str, found))
 
@@ -144,10 +144,14 @@ def has_images(card: ModelCard, data: ImageData) -> bool:
     return card.data_hash == data.fingerprint
 
 
-def _explain_labels(card: ModelCard, data: ImageData) -> str:
-    """Return the option with which the data have the labels of a checkpoint, after a semicolon; "" if none does."""
-    option = "" if card.data_hash is None else data.find_labels_of(card.data_hash)
-    return f"; the same images had other labels: set {option}" if option else ""
+def _explain_images(card: ModelCard, data: ImageData) -> str:
+    """Return why the data have other images or labels than a checkpoint, after a semicolon; "" if it is not known."""
+    if card.data_hash is None:
+        return ""
+    option = data.find_labels_of(card.data_hash)
+    if option:
+        return f"; the same images had other labels: set {option}"
+    return data.explain_difference(card.data_hash)
 
 
 def check_data(card: ModelCard, data: ImageData, conditional: bool, allowed: Sequence[str] = ()) -> None:
@@ -162,7 +166,7 @@ def check_data(card: ModelCard, data: ImageData, conditional: bool, allowed: Seq
     ours = class_hash(data.class_names)
     if conditional and card.class_hash not in (None, ours) and not allows(allowed, "data.classes"):
         classes = f"classes of sha256 {card.class_hash[:12]}, {data.name} has {ours[:12]}"
-        raise UserError(f"the checkpoint was trained on {classes}{_explain_labels(card, data)}")
+        raise UserError(f"the checkpoint was trained on {classes}{_explain_images(card, data)}")
     if (card.latents is None) != (data.latents is None):
         before, now = ("latents", "pixels") if card.latents else ("pixels", "latents")
         raise UserError(f"the checkpoint was trained on {before}, {data.name} has {now}")

@@ -52,6 +52,7 @@ EFFECTS = {  # of a flag and all below it, unless a longer name says otherwise
     "data.verify": FREE,
     "data.num_workers": FREE,
     "data.memory_gb": FREE,
+    "data.skip_unreadable": FREE,  # the fingerprint of the data covers it
     "data.device_batch_size": FREE,
     "trainer": FREE,  # precision depends on the devices, like the order of sums
     "trainer.gradient_clip_val": DECIDES,

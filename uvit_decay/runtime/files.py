@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from glob import escape
@@ -35,6 +36,16 @@ def check_images_exist(path: str | Path) -> None:
     path = at_home(path)
     if not path.exists():
         raise UserError(f"{path}: no such folder, zip or tar")
+
+
+def quote_path(path: str | Path) -> str:
+    """Return a path as it is typed in a command, in quotes if it has spaces or other special characters."""
+    return shlex.quote(str(path))
+
+
+def cache_folder(name: str) -> Path:
+    """Return the folder `name` of this package's cache, in $XDG_CACHE_HOME or ~/.cache; it may not exist yet."""
+    return at_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "uvit_decay" / name
 
 
 def check_writable(path: Path, folder: bool = False) -> None:

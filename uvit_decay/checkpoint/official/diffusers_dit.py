@@ -22,6 +22,7 @@ from uvit_decay.checkpoint.official.common import ImportOptions, RecognisedModel
 from uvit_decay.nn.embed import sincos_positions
 from uvit_decay.runtime.diffusers_files import NAME, find_weights
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.files import quote_path
 from uvit_decay.runtime.validation import as_type, read_json
 
 CONFIG = "config.json"
@@ -102,7 +103,7 @@ def recognise(loaded: StateDict, options: ImportOptions) -> RecognisedModel:
     notes = [NOTE]
     autoencoder = pipeline / "vae"
     if autoencoder.is_dir():
-        notes.append(f"its autoencoder stays where it is: --vae {autoencoder}")
+        notes.append(f"its autoencoder stays where it is: --vae {quote_path(autoencoder)}")
     return replace(model, class_names=_class_names(index, model.net.num_classes), notes=tuple(notes))
 
 

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from uvit_decay.data.folder import OnDisk
 from uvit_decay.data.image_files import Listing
 from uvit_decay.data.latents.manifest import Manifest, Sums, read, statistics
 from uvit_decay.data.latents.shards import Shard, check_shard, check_space, crc32, read_sums, write_labels, write_shard
+from uvit_decay.data.on_disk import OnDisk
 from uvit_decay.images.autoencoder import Autoencoder, LatentSpace
 from uvit_decay.images.class_names import class_hash
 from uvit_decay.runtime.distributed import COMPARED, Processes

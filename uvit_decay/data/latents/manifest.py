@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import shlex
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -23,6 +22,7 @@ from uvit_decay.images.autoencoder import PER_CHANNEL, LatentSpace
 from uvit_decay.images.class_names import class_hash
 from uvit_decay.images.io import to_float
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.files import quote_path
 from uvit_decay.runtime.validation import as_type, read_json, write_json
 
 NAME = "manifest.json"
@@ -190,11 +190,11 @@ def _how_to_make(folder: Path) -> str:
     """Return the command that makes latents: of the images, or of another project's latents in `folder`."""
     writer = find_writer(folder)
     if writer is not None:
-        command = f"uvit-decay import-latents {shlex.quote(str(folder))} <new folder>"
+        command = f"uvit-decay import-latents {quote_path(folder)} <new folder>"
         return f"it has latents of {writer}: run {command}, and give the new folder"
     if folder.is_dir() and any(folder.iterdir()):
         return "it has other files; run uvit-decay encode <images> <new folder>, and give the new folder"
-    return f"run uvit-decay encode <images> {shlex.quote(str(folder))}"
+    return f"run uvit-decay encode <images> {quote_path(folder)}"
 
 
 def _crc32(values: dict[str, Any]) -> int:
