@@ -29,14 +29,28 @@ def stored_size(folder):
     return yaml.safe_load(path.read_text())["data"]["init_args"]["image_size"]
 
 
+@pytest.mark.parametrize(("side", "size"), [(8, 8), (12, 12), (66, 32)])
+def test_the_default_network_has_the_sizes_of_the_data_that_the_command_line_names(
+    side, size, tmp_path, monkeypatch, caplog
+):
+    """Neither a hold-out nor a batch is asked for: probes are left out, and the batch is all pictures."""
+    tree(tmp_path / "images", NAMES, size=side)
+    words = ["--data=Images", f"--data.path={tmp_path / 'images'}", *FLAGS[4:6], "--trainer.max_steps=1"]
+    train(monkeypatch, tmp_path, "fit", *words, "--model.sampling.steps=2")
+    (last,) = tmp_path.rglob("last.ckpt")
+    arguments = load(last).card.net.init_args
+    assert [arguments[name] for name in ("image_size", "channels", "num_classes")] == [size, 3, 2]
+    find_line(caplog.messages, "--data.batch_size 8", "32")
+    find_line(caplog.messages, "LinearProbes are left out", "--data.holdout")
+    find_line(caplog.messages, "GenerationMetrics are left out", "8 training images")
+
+
 def test_images_take_the_size_that_is_set_for_the_network(images, tmp_path, monkeypatch):
     train(monkeypatch, tmp_path, "fit", *images, "--model.net.image_size=16")
     assert stored_size(tmp_path) == 16
 
 
-def test_a_size_of_the_data_and_the_default_configuration_are_not_overruled(images, tmp_path, monkeypatch, capsys):
-    line = refused(capsys, train, monkeypatch, tmp_path, "fit", *images)  # digits.yaml has a network of 8 pixels
-    assert "--model.net.image_size 32 (or --data.image_size 8)" in line
+def test_two_sizes_that_are_set_are_not_overruled(images, tmp_path, monkeypatch, capsys):
     line = refused(
         capsys, train, monkeypatch, tmp_path, "fit", *images, "--data.image_size=32", "--model.net.image_size=16"
     )

@@ -63,10 +63,10 @@ def test_a_checkpoint_has_the_size_that_was_computed(tmp_path, callbacks):
     assert 0 < actual - computed < 32_768 + 1024 * tensors  # names, headers and counts
 
 
-def test_a_rehearsal_makes_a_step_however_long_it_takes(tmp_path, monkeypatch):
-    monkeypatch.setattr("uvit_decay.doctor.rehearsal.MOST", 0.0)
+def test_a_rehearsal_makes_a_step_however_long_it_takes(tmp_path):
     run = run_of(tmp_path, data=Digits(32, device_batch_size=8))
-    found = rehearse(run, lambda callbacks: tiny_trainer(tmp_path, *callbacks, max_steps=3))
+    rehearsal = Rehearsal(run, most=0.0)
+    found = rehearse(run, lambda callbacks: tiny_trainer(tmp_path, *callbacks, max_steps=3), rehearsal)
     assert 0 < found.counted < 2
     sizes = [parameter.numel() for parameter in run.task.parameters()]
     assert found.moments == 4 * (2 * sum(sizes) + len(sizes))  # AdamW's two moments and step counts

@@ -22,7 +22,7 @@ from uvit_decay.evaluation.cache import prepare_extractor
 from uvit_decay.evaluation.feature_table import FeatureOptions
 from uvit_decay.evaluation.generation import MOST_REFERENCE, Comparison, open_reference
 from uvit_decay.evaluation.image_sources import DatasetImages, GeneratedImages, ImageSource, choose_reference
-from uvit_decay.evaluation.metric_table import MetricOptions, summary
+from uvit_decay.evaluation.metric_table import CONSISTENCY, MetricOptions, summary
 from uvit_decay.evaluation.report import remarks
 from uvit_decay.evaluation.report_html import Ceiling
 from uvit_decay.evaluation.statistics_file import StatisticsFile
@@ -33,6 +33,7 @@ from uvit_decay.images.io import to_uint8
 from uvit_decay.metrics.extractors import Extractor
 from uvit_decay.runs.counters import run_length
 from uvit_decay.runs.history import GENERATION
+from uvit_decay.runs.stage import describe_early, finds_no_class, is_early
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole
 from uvit_decay.runtime.typed import check_types
@@ -171,6 +172,17 @@ class GenerationMetrics(PeriodicSampling):
             raise UserError(needs)
         return None
 
+    def preparations(self, trainer: Trainer, task: DiffusionTask) -> float:
+        if not self._size:
+            return 0.0
+        self._open_reference(trainer, task)  # its size follows the length of the run
+        return self._spent
+
+    def evaluations(self, trainer: Trainer, task: DiffusionTask) -> int:
+        if self._find_obstacle(trainer.datamodule) is not None:
+            return 0
+        return super().evaluations(trainer, task)
+
     def _open_reference(self, trainer: Trainer, task: DiffusionTask) -> None:
         """Open the reference, and choose as many of its images as the run can afford."""
         if self.reference is not None:
@@ -301,3 +313,9 @@ class GenerationMetrics(PeriodicSampling):
         record(trainer, self.folder / GENERATION, values, metadata, logged)
         shown = summary(values, metadata["extractor"], real)
         rank_zero_info(f"GenerationMetrics at step {trainer.global_step}: {shown} ({key})")
+        task = trainer.lightning_module
+        consistency = values.get(CONSISTENCY)
+        if consistency is None or is_early(trainer.global_step, task.settings):  # previews say it
+            return
+        if finds_no_class(consistency, task.net.num_classes, metadata["n"]):
+            rank_zero_info(describe_early(trainer.global_step))

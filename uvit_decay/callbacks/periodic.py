@@ -65,6 +65,13 @@ class Periodic(Callback):
     def evaluations(self, trainer: Trainer, task: Task) -> int:
         """Return the number of network evaluations of one `evaluate`, over all ranks; each image counts once."""
 
+    def preparations(self, trainer: Trainer, task: Task) -> float:
+        """Return the cost of what is made once for all evaluations of a run, in network evaluations.
+
+        It is called after `prepare_evaluation`, perhaps for several lengths of the run.
+        """
+        return 0.0
+
     def precision(self, task: Task) -> Precision:
         """Return the precision of the network: `asked`, or the task's sampling precision, or the device's default."""
         asked = self.asked

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from uvit_decay.callbacks.ema import evaluation_weights
@@ -15,6 +16,7 @@ from uvit_decay.generation.samples import Samples
 from uvit_decay.images.class_names import in_words
 from uvit_decay.images.io import grid_columns, labelled_grid
 from uvit_decay.representations.reconstruction import Reconstructor
+from uvit_decay.runs.stage import describe_early, is_early
 from uvit_decay.runtime.distributed import Processes, batches
 from uvit_decay.runtime.errors import MOST_SEED, UserError, check_numbers, check_whole
 from uvit_decay.runtime.random import subset
@@ -87,6 +89,8 @@ class Preview(PeriodicSampling):
             headings = in_words(names) * (columns // max(1, len(names)))
             grid = labelled_grid(torch.cat(parts), columns, headings)
             save_picture(trainer, self.folder, self.picture, grid)
+        if is_early(trainer.global_step, task.settings) and not task.init_from:
+            rank_zero_info(describe_early(trainer.global_step))
 
 
 @check_types

@@ -49,7 +49,7 @@ class LinearProbes(Periodic):
         pool: `mean` of the patch tokens (null), of `all` tokens, or the class token (`cls`).
         max_train: largest number of training images, a fixed random choice; null sizes training and test images to the
             run: 10,000 and `max_test` at most, and only as many as cost half of the training's network evaluations, but
-            at least 20 of each class for training.
+            at least 20 of each class for training; without test images or classes, nothing is probed.
         max_test: largest number of test images, a fixed random choice.
         neighbours: k of the nearest neighbours.
         seed: seed of the noise.
@@ -100,19 +100,32 @@ class LinearProbes(Periodic):
         self.watch = watch
         self.asked = precision
         self.is_sized = max_train is None
+        self.reason = ""  # why the probes of this run are left out
 
     def prepare_evaluation(self, trainer: Trainer, task: Task) -> None:
         """Raise a UserError before training if network or data cannot be probed; a fast_dev_run does not probe."""
         if not trainer.fast_dev_run:
             if self.is_sized:
+                self.reason = self._find_reason_against(trainer.datamodule)
                 self.probing = self._size(trainer, task)
+            if self.reason:
+                rank_zero_info(f"LinearProbes are left out: {self.reason}")
+                return
             check_probed(task.net, task.path, trainer.datamodule, self.probing)
             self._find_tracked_layer(task)
+
+    def _find_reason_against(self, data: ImageData) -> str:
+        """Return why the images cannot be probed if the probes are sized to the data; empty if they can."""
+        if len(data.class_names) < 2:
+            return f"they need two classes or more, these images have {len(data.class_names)}"
+        if data.test is None:
+            return "they need test images, such as --data.holdout 0.1"
+        return ""
 
     def _size(self, trainer: Trainer, task: Task) -> Probing:
         """Return the options with the images that the run affords; the test images are as many in proportion."""
         data: ImageData = trainer.datamodule
-        if data.test is None:
+        if self.reason:
             return self.probing
         train = min(MOST, len(data.train))
         test = min(self.probing.max_test, len(data.test))
@@ -134,6 +147,8 @@ class LinearProbes(Periodic):
         return default_layer(task.net, task.path)
 
     def evaluations(self, trainer: Trainer, task: Task) -> int:
+        if self.reason:
+            return 0
         data: ImageData = trainer.datamodule
         images = sum(map(len, choose_images(self.probing, data)))
         noise_draws = self.probing.noise_draws or 0
@@ -142,6 +157,8 @@ class LinearProbes(Periodic):
 
     def evaluate(self, trainer: Trainer, task: Task) -> None:
         """Probe on all ranks: each rank computes its share of the noise levels and sends only scores to rank 0."""
+        if self.reason:
+            return
         precision = self.precision(task)
         with evaluation_weights(trainer, task) as weights:
             prober = Prober(task.net, task.path, trainer.datamodule, self.probing, task.device, precision)

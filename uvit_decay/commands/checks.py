@@ -22,7 +22,7 @@ from uvit_decay.commands.first_check import CONFIG_FLAGS, check_config
 from uvit_decay.commands.fit_help import FIT_FLAGS
 from uvit_decay.commands.messages import NAMEABLE, PRECISIONS, TAKEN, describe_error
 from uvit_decay.runtime.distributed import BY_HAND, find_launcher
-from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole, explain
+from uvit_decay.runtime.errors import MOST_SEED, UserError, check_numbers, check_whole, explain
 from uvit_decay.runtime.instantiate import current_path
 from uvit_decay.runtime.precision import FLOAT16
 from uvit_decay.runtime.validation import check_size, parse, read_text
@@ -158,6 +158,8 @@ def _find_checked_config(name: str) -> str:
 def check_values(config: Namespace) -> None:
     """Raise a UserError for a value of a run's configuration that Lightning would reject only later, or not at all."""
     check_whole(0, MOST_SEED, seed_everything=config.seed_everything)
+    if config.minutes is not None:
+        check_numbers("(0, inf)", **{"--minutes": config.minutes})
     if not isinstance(config.trainer, Namespace):
         raise UserError(f'"trainer" takes settings, such as `max_steps: 100`, got {config.trainer!r}')
     _check_trainer(config.trainer)

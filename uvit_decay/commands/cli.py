@@ -23,10 +23,12 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from tensorboard.summary.writer.event_file_writer import _AsyncWriterThread
 
 from uvit_decay.callbacks import Progress  # imports all callbacks, so that flags may name them without the module
+from uvit_decay.commands.budget import describe_longer, find_steps
 from uvit_decay.commands.checks import Parser, check_nodes, check_values, limit, locate
 from uvit_decay.commands.complete import complete
 from uvit_decay.commands.fit_help import SUBCOMMANDS
 from uvit_decay.data import ImageData
+from uvit_decay.doctor import Run
 from uvit_decay.nn import ImageNetwork  # noqa: F401  imports all networks, for the same reason
 from uvit_decay.runs.checkpoints import (
     AUTO,
@@ -39,7 +41,7 @@ from uvit_decay.runs.finish import find_missing
 from uvit_decay.runs.folder import makes_folders
 from uvit_decay.runs.launch import SaveConfig, go_on
 from uvit_decay.runs.log import RunFolder
-from uvit_decay.runs.resume import resume
+from uvit_decay.runs.resume import Start, resume
 from uvit_decay.runtime.command_line import Parser as OneLineParser
 from uvit_decay.runtime.concurrency import keep_freed_memory
 from uvit_decay.runtime.distributed import destroy_group, others_needed
@@ -77,13 +79,16 @@ def _hush() -> None:
 class CLI(LightningCLI):
     """LightningCLI with one seed for everything; flags take precedence over the settings of a checkpoint."""
 
+    _fits_minutes = False  # whether the length of the run was found by its minutes
+    _began: float  # when the program began, by time.monotonic()
     _digests: dict[str, str] | None = None  # of `digest_files`, from the first dump of the settings
 
     writes = True  # whether the command writes to the run folder
 
     @classmethod
-    def run(cls, words: list[str]) -> None:
-        """Run the subcommand that the words of a command line name."""
+    def run(cls, words: list[str], began: float) -> None:
+        """Run the subcommand that the words of a command line name; the program `began` at this `time.monotonic()`."""
+        cls._began = began
         for arg in words:
             if arg.partition("=")[0] in SEED_FLAGS:
                 raise UserError(f"{arg}: there is one seed, --seed_everything")
@@ -119,8 +124,10 @@ class CLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.link_arguments("seed_everything", "model.init_args.seed")
         parser.link_arguments("seed_everything", "data.init_args.seed")
-        words = "settings that may differ from the checkpoint's, such as [model.optim.lr,data], or all"
-        parser.add_argument("--resume.allow", type=list[str] | str, default=[], help=words)
+        allowed = "settings that may differ from the checkpoint's, such as [model.optim.lr,data], or all"
+        words = "length of the run in minutes, with reading and evaluation; steps and epochs of the command line win"
+        parser.add_argument("--minutes", type=float | None, default=None, help=words)
+        parser.add_argument("--resume.allow", type=list[str] | str, default=[], help=allowed)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the arguments, check what Lightning would reject only later, and complete the configuration."""
@@ -132,6 +139,7 @@ class CLI(LightningCLI):
             self.config = parser.parse_args(locate(rest))
         config = self.config[self.config.subcommand]
         check_values(config)
+        self._words = args
         with _explain_instantiation():  # of the data module
             self._opened = complete(config, rest, find_bundled(DEFAULT_CONFIG))
 
@@ -207,6 +215,8 @@ class CLI(LightningCLI):
         if given["enable_progress_bar"] is not False and not has_bar:
             given["callbacks"] = [*filter(None, chosen), Progress()]
         given["precision"] = self._choose_precision(loggers)
+        if self._has_minutes():
+            given["max_epochs"] = -1  # Lightning's default would be 1000
         try:
             trainer = super().instantiate_trainer(**given)
         except (MisconfigurationException, ModuleNotFoundError, RuntimeError, TypeError, ValueError) as error:
@@ -242,6 +252,8 @@ class CLI(LightningCLI):
         """Check --ckpt_path, or load the weights from which a new run starts, before any work."""
         self._resume()
         start = self.model.start
+        if self._has_minutes():
+            self._set_length(start)
         if start is None:
             self.model.load_initial()
             return
@@ -252,6 +264,38 @@ class CLI(LightningCLI):
         if alone and is_complete and not find_missing(self.trainer, start.checkpoint, start.step):
             step = f"the checkpoint is at step {start.step}"
             raise RunEnded(f"{step}: set --trainer.max_steps higher than that to resume")
+
+    def _has_minutes(self) -> bool:
+        """Return whether the length of the run is given in minutes; steps or epochs take precedence."""
+        config = self._get(self.config, "trainer")
+        has_length = config.max_steps != -1 or config.max_epochs is not None or config.fast_dev_run
+        return self._get(self.config, "minutes") is not None and self.subcommand == "fit" and not has_length
+
+    def _set_length(self, start: Start | None) -> None:
+        """Set the number of steps: of the run that is resumed, or for a new run as many as fit into its minutes."""
+        steps = start.settings.get("trainer.max_steps", -1) if start is not None else -1
+        if steps == -1:
+            run = Run(self.trainer, self.model, self.datamodule)
+            steps = find_steps(self._get(self.config, "minutes"), self._began, run, self._build_silent_trainer)
+            steps += run.begun
+            self._fits_minutes = True
+        self.trainer.fit_loop.epoch_loop.max_steps = steps
+        self._get(self.config, "trainer").max_steps = steps
+        self.model.settings = self._dump_settings()
+
+    def _build_silent_trainer(self, **options: Any) -> Trainer:
+        """Return the trainer of this run with other settings, without the files of a run."""
+        save_config, self.save_config_callback = self.save_config_callback, None
+        try:
+            return self.instantiate_trainer(**options)
+        finally:
+            self.save_config_callback = save_config
+
+    def after_fit(self) -> None:
+        """Print the command that trains on if the run has trained for its minutes."""
+        if self._fits_minutes and self.writes:
+            steps = 2 * self.trainer.max_steps
+            rank_zero_info(f"train on: {describe_longer(self._words, steps)}")
 
     def before_validate(self) -> None:
         """Check --ckpt_path before any work; it is required here."""

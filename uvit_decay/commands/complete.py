@@ -5,17 +5,23 @@ from __future__ import annotations
 import pkgutil
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch.utilities import rank_zero_info
 
+from uvit_decay.commands.own_pictures import cap_batch, name_run, prefer_minutes, start_from_noise_if_unfit
 from uvit_decay.data import Digits, ImageData
 from uvit_decay.data.datamodule import Sizes
 from uvit_decay.data.latents.module import Latents
 from uvit_decay.decay import DEPTH_ATTENTION, SHORTCUTS
+from uvit_decay.runtime.errors import UserError
 
 CLIP_FLAG = re.compile(r"--model(\.init_args)?\.sampling(\.init_args)?(\.clip\b|[ =]\S*clip\b)")
+DATA_FLAG = re.compile(r"--data(\.(init_args\.)?path|\.class_path)?(=.*)?", re.DOTALL)
+MOST_SIDE = 64  # pixels for the default network, whose patches have 2
+NETWORK_TEXT = re.compile(r"--model(\.init_args)?(\.net)?[ =]\{")  # all settings of a network in one value
 
 
 def complete(config: Namespace, words: Sequence[str], default: Path) -> ImageData | None:
@@ -36,13 +42,19 @@ def complete(config: Namespace, words: Sequence[str], default: Path) -> ImageDat
         UserError: the data cannot be listed.
     """
     is_default = not _has_own_config(config, default)
+    prefer_minutes(config, words)
+    name_run(config)
     reset_alpha_min(config, words)
     unclip_latents(config, words)
     if is_default:
         size_evaluations(config, words)
     if not is_default or _sets_network_argument(words, "image_size"):
         crop_to_network(config)
-    return take_data_sizes(config)
+    data = replace_default_sizes(config, words) if is_default else take_data_sizes(config)
+    start_from_noise_if_unfit(config, words)
+    if data is not None:
+        cap_batch(config, words, data)
+    return data
 
 
 def _has_own_config(config: Namespace, default: Path) -> bool:
@@ -55,6 +67,41 @@ def _sets_network_argument(words: Sequence[str], name: str) -> bool:
     """Return whether a flag of the command line sets this argument of the network."""
     flag = re.compile(rf"--model\.(init_args\.)?net\.(init_args\.)?{name}(=.*)?", re.DOTALL)
     return any(flag.fullmatch(word) for word in words)
+
+
+def find_default_sizes(config: Namespace, words: Sequence[str]) -> list[str]:
+    """Return which sizes of the default network are to follow the data: if the command line names data, all it leaves.
+
+    The sizes of the default configuration are the sizes of the digits.
+    """
+    names_data = any(map(DATA_FLAG.fullmatch, words)) and _find_data_class(config) is not Digits
+    if not names_data or NETWORK_TEXT.search(" ".join(words)):
+        return []
+    arguments = _find_network_arguments(config)
+    return [name for name in Sizes._fields if name in arguments and not _sets_network_argument(words, name)]
+
+
+def replace_default_sizes(config: Namespace, words: Sequence[str]) -> ImageData | None:
+    """Replace the sizes of the default network by the sizes of the data that the command line names.
+
+    If the data cannot be opened, nothing is changed: the error comes when all processes have met, so that none waits.
+
+    Returns:
+        The data module, or None if no size is null.
+
+    Raises:
+        UserError: the data cannot be opened, and the command line sets a size to null.
+    """
+    arguments = _find_network_arguments(config)
+    followed = find_default_sizes(config, words)
+    sizes = {name: arguments[name] for name in followed}
+    for name in followed:
+        arguments[name] = None
+    with suppress(UserError):
+        return take_data_sizes(config, MOST_SIDE if "image_size" in followed else None)
+    for name, size in sizes.items():
+        arguments[name] = size
+    return take_data_sizes(config)
 
 
 def _find_network_arguments(config: Namespace) -> Namespace:
@@ -138,10 +185,15 @@ def crop_to_network(config: Namespace) -> None:
     rank_zero_info(f"images are cropped to {size}x{size}, the network's size; --data.image_size sets another")
 
 
-def take_data_sizes(config: Namespace) -> ImageData | None:
+def take_data_sizes(config: Namespace, most_side: int | None = None) -> ImageData | None:
     """Replace null sizes of the network by the sizes of the data; return the data module, or None without null sizes.
 
     If the size of the images is null as well, both get the size that the data module finds.
+
+    Args:
+        config: the configuration, changed in place.
+        most_side: the largest size to be found, in pixels; larger images are cropped to the usual size of the data
+            module. None: no limit.
     """
     arguments = _find_network_arguments(config)
     taken = [name for name in Sizes._fields if name in arguments and arguments[name] is None]
@@ -149,9 +201,13 @@ def take_data_sizes(config: Namespace) -> ImageData | None:
         return None
     data = _build_data(config.data)
     sizes = data.find_sizes()
+    is_open = config.data.get("init_args.image_size", 0) is None
+    if is_open and most_side is not None and sizes.image_size > most_side:
+        data.image_size = data.usual_size
+        sizes = sizes._replace(image_size=data.usual_size)
     for name in taken:
         arguments[name] = getattr(sizes, name)
-    if config.data.get("init_args.image_size", 0) is None:
+    if is_open:
         config.data.init_args.image_size = sizes.image_size
     values = ", ".join(f"{name} {arguments[name]}" for name in taken)
     rank_zero_info(f"the network has {values}, as the data")

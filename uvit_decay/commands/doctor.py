@@ -21,26 +21,12 @@ from uvit_decay.doctor import Finding, Report, Run
 from uvit_decay.doctor.backend import check_backend
 from uvit_decay.doctor.cost import CHECKS
 from uvit_decay.doctor.environment import check_devices, check_weights, list_images, list_ranks, list_versions
-from uvit_decay.doctor.rehearsal import Practice, rehearse
+from uvit_decay.doctor.rehearsal import PRACTICE, Practice, Rehearsal, rehearse
 from uvit_decay.runtime.distributed import others_needed
 from uvit_decay.runtime.errors import UserError, one_line
 from uvit_decay.runtime.progress import track
 
 STARTED = "UVIT_DECAY_DOCTOR"  # set for the processes that Lightning starts: only the first one reports
-# Settings of the trainer of a rehearsal, which writes nothing, validates nothing, and ends when it has seen enough.
-PRACTICE = {
-    "logger": False,
-    "enable_checkpointing": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-    "num_sanity_val_steps": 0,
-    "limit_val_batches": 0,
-    "min_steps": None,
-    "min_epochs": None,
-    "max_time": None,
-    "profiler": None,
-    "fast_dev_run": False,
-}
 
 
 class Doctor(CLI):
@@ -103,7 +89,7 @@ def _list_folders(trainer: Namespace) -> list[Path]:
 def examine(run: Run, report: Report, practice: Practice) -> None:
     """Add all findings on a run to the report: what this process can see, then a rehearsal of all ranks."""
     if STARTED in os.environ:
-        rehearse(run, practice)
+        rehearse(run, practice, Rehearsal(run))
         return
     for check in (list_versions, check_devices, list_ranks):
         report.add(check(run))
@@ -132,7 +118,7 @@ def _measure_cost(run: Run, practice: Practice, failed: bool) -> Iterator[Findin
     """Rehearse the run, and yield the findings on its time and memory; `failed` if this process has found an error."""
     os.environ[STARTED] = "yes"
     try:
-        found = rehearse(run, practice, failed)
+        found = rehearse(run, practice, Rehearsal(run, failed))
     finally:
         del os.environ[STARTED]
     yield from found.callbacks

@@ -12,7 +12,8 @@ FIT = """usage: python train.py {command} [--config NAME] [flags]
 {about} The flags that most people set, with values as examples:
 
 the experiment
-  --config digits                       a YAML file, or a configuration of the package, see below; default: digits
+  --config digits                       a YAML file, or a configuration of the package, see below; default: digits.
+                                        Your own pictures: --config pictures --data.path FOLDER
   --seed_everything 0                   seed of initial weights, batches and noise
   --ckpt_path auto                      resume from a checkpoint: a file; last, the newest one of the experiment; or
                                         auto, the newest one of this run, without which it starts
@@ -48,6 +49,7 @@ the optimizer and the run
   --model.optim.warmup_steps 2500
   --model.optim.schedule cosine
   --trainer.max_steps 100000            length of the run; or --trainer.max_epochs 100
+  --minutes 15                          its length in minutes, with reading and evaluation; the steps are measured
   --trainer.devices 1                   number of devices
   --trainer.precision bf16-mixed        32-true, or 16-mixed on CUDA GPUs; default: bf16-mixed where it is faster
   --trainer.gradient_clip_val 1.0       largest norm of the gradient

@@ -42,6 +42,7 @@ def sample(
     from uvit_decay.commands.opening import open_program
     from uvit_decay.generation.files import check_output, write_samples
     from uvit_decay.generation.samples import Samples
+    from uvit_decay.runs.stage import remark_on
     from uvit_decay.runtime.files import claim_paths
 
     check_output(out, num)
@@ -54,6 +55,9 @@ def sample(
             num = 10 * len(samples.classes) or 64
         with claim_paths(out, first=group.is_main):
             write_samples(samples, num, out, sampling.batch_size, group)
+        remark = remark_on(samples.file, samples.checkpoint.card.step, samples.model.num_classes)
+        if remark and group.is_main:
+            print(remark)
 
 
 def main(words: Sequence[str]) -> None:

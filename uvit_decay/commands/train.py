@@ -23,6 +23,7 @@ Settings, no run:     python train.py fit ... --print_config
 Classes of your own:  --trust yours allows the classes of the module `yours`
 """
 
+import time
 from collections.abc import Sequence
 
 from uvit_decay.commands.first_check import CONFIG_FLAGS, check_words
@@ -45,6 +46,7 @@ def main(words: Sequence[str]) -> None:
 
 
 def _run(words: Sequence[str]) -> None:
+    began = time.monotonic()
     check_launcher_variables()  # before Lightning is imported, which reads them
     quiet_libraries()
     args = respell(words, "-", "_")
@@ -70,6 +72,6 @@ def _run(words: Sequence[str]) -> None:
     if args[0] == DOCTOR:
         from uvit_decay.commands.doctor import Doctor  # imports every check
 
-        Doctor.run(args)
+        Doctor.run(args, began)
     else:
-        CLI.run(args)
+        CLI.run(args, began)

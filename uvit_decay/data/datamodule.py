@@ -148,6 +148,10 @@ class ImageData(LightningDataModule):
             self.load()
         return Sizes(self.image_size, self.channels, len(self.class_names))
 
+    def count_train(self) -> int | None:
+        """Return the number of training images if it is known without decoding images, otherwise None."""
+        return None if self.train is None else len(self.train)
+
     def network_input(self, stored: Tensor) -> Tensor:
         """Convert stored images to the input of networks: float32 (b, c, h, w)."""
         return to_float(stored)

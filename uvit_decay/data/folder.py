@@ -137,7 +137,7 @@ class Images(ImageData):
         """List the images, split them, and read the sets that fit into memory."""
         listing, test = self._listed
         self.class_names = listing.class_names
-        training, held_out = self._split(listing)
+        training, held_out = self._parts
         self._training_files = listing, training
         if test is not None:
             if test.class_names != listing.class_names:
@@ -244,6 +244,17 @@ class Images(ImageData):
         chosen, _ = self._split(listing)
         labels = torch.tensor(listing.labels)[chosen]
         return hash_set(listing.class_names, labels, hash_files(listing, chosen) + self.reading.key)
+
+    @cached_property
+    def _parts(self) -> tuple[list[int], list[int]]:
+        """The result of `_split`, kept because it warns of classes without test images."""
+        listing, _ = self._listed
+        return self._split(listing)
+
+    def count_train(self) -> int:
+        """Return the number of training images; images are listed, not decoded."""
+        training, _ = self._parts
+        return len(training)
 
     def find_sizes(self) -> Sizes:
         """Return the sizes of the data set; images are listed, not decoded.

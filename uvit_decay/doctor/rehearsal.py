@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 import warnings
@@ -28,7 +29,21 @@ from uvit_decay.tasks.utilisation import peak_bytes
 
 WARM = 2  # optimizer steps before the clock starts
 STEPS, SECONDS = 20, 5.0  # least number and least time of the timed steps
-MOST = 60.0  # seconds of all steps; one is made in any case
+MOST = 60.0  # seconds of all steps
+# Settings of the trainer of a rehearsal, which writes nothing, validates nothing, and ends when it has seen enough.
+PRACTICE = {
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "num_sanity_val_steps": 0,
+    "limit_val_batches": 0,
+    "min_steps": None,
+    "min_epochs": None,
+    "max_time": None,
+    "profiler": None,
+    "fast_dev_run": False,
+}
 Practice = Callable[[list[Callback]], Trainer]  # function callbacks -> trainer that writes nothing
 FORWARD = 1 / 3  # time of an image without a backward pass, divided by its time in training
 
@@ -56,10 +71,12 @@ class Rehearsal(Callback):
     Args:
         run: the run.
         failed: whether this rank has found an error: it fails when the other ranks have come, and they fail with it.
+        most: seconds of all steps; one is made in any case.
     """
 
-    def __init__(self, run: Run, failed: bool = False) -> None:
+    def __init__(self, run: Run, failed: bool = False, most: float = MOST) -> None:
         self.run = run
+        self.most = most
         self.failed = failed
         self.found = Measurements(limit=memory_limit(run.trainer.strategy.root_device))
         self._begun = 0.0  # time of the first step
@@ -89,7 +106,7 @@ class Rehearsal(Callback):
         now = self._measure_time(task)
         waited = now - self._begun
         if not self._start:
-            if trainer.global_step >= WARM or waited > MOST / 2:
+            if trainer.global_step >= WARM or waited > self.most / 2:
                 self._start = now
             return
         found = self.found
@@ -98,7 +115,7 @@ class Rehearsal(Callback):
         found.step = spent / found.counted
         enough = found.counted >= STEPS and spent > SECONDS
         # The memory and the size of a checkpoint are known only after a step of the optimizer.
-        late = waited > MOST and trainer.global_step > 0
+        late = waited > self.most and trainer.global_step > 0
         trainer.should_stop |= trainer.strategy.reduce_boolean_decision(enough or late, all=False)
 
     def _measure_time(self, task: Task) -> float:
@@ -155,19 +172,18 @@ def state_bytes(optimizer: Optimizer) -> int:
     return count
 
 
-def rehearse(run: Run, practice: Practice, failed: bool = False) -> Measurements:
-    """Train for a few steps with the callbacks that neither evaluate nor write, and return the cost.
+def rehearse(run: Run, practice: Practice, rehearsal: Rehearsal) -> Measurements:
+    """Train for a few steps with copies of the callbacks that neither evaluate nor write, and return the cost.
 
     Args:
         run: the run.
         practice: function callbacks -> trainer, which equals the run's trainer but has these callbacks and writes
             nothing.
-        failed: see `Rehearsal`.
+        rehearsal: measures the cost.
     """
     left_out = (Periodic, Checkpoint, Summary, ModelSummary, ProgressBar, Timer)
-    rehearsal = Rehearsal(run, failed)
     callbacks = [callback for callback in run.trainer.callbacks if not isinstance(callback, left_out)]
-    trainer = practice([*callbacks, rehearsal])
+    trainer = practice([*copy.deepcopy(callbacks), rehearsal])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about a loader, a logger or a limit that the run will not have
         trainer.fit(run.task, run.data)

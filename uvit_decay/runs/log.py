@@ -71,16 +71,19 @@ class RunLogger(TensorBoardLogger):
     """Logger of TensorBoard events and metrics.csv in one folder; two Lightning loggers would choose two versions.
 
     Args:
-        experiment: name of the experiment, and of its folder below `save_dir`.
+        experiment: name of the experiment, and of its folder below `save_dir`; null, for train.py only, is the name of
+            the data.
         save_dir: folder of all experiments.
         version: number or name of the run; null takes the next free number.
 
     Raises:
-        UserError: `save_dir` cannot be written; when the first number is logged, the version has a log, and the run
-            does not continue it.
+        UserError: there is no name; `save_dir` cannot be written; when the first number is logged, the version has a
+            log, and the run does not continue it.
     """
 
-    def __init__(self, experiment: str, save_dir: str | Path = "runs", version: int | str | None = None) -> None:
+    def __init__(self, experiment: str | None, save_dir: str | Path = "runs", version: int | str | None = None) -> None:
+        if experiment is None:
+            raise UserError("RunLogger needs the name of the experiment: set experiment")
         check_writable(Path(save_dir) / experiment, folder=True)
         super().__init__(save_dir, name=experiment, version=version, default_hp_metric=False)
         self._owns_folder = version is not None and not Path(self.log_dir).exists()  # whether it creates its folder

@@ -23,6 +23,7 @@ from uvit_decay.nn.embed import resize_positions
 from uvit_decay.runs.check import check_data, compare_specs
 from uvit_decay.runs.settings import Change, explain_refusal
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.instantiate import Spec
 
 # Arguments of networks that encoders share; of a classifier image_size, num_classes and the last norm may differ.
 SHARED = ("patch_size", "channels", "dim", "depth", "heads", "mlp_ratio", "width", "stem", "pixels")
@@ -86,7 +87,24 @@ def read_initial(file: Path, net: nn.Module, function: Mapping[str, Any]) -> Sto
         UserError: a file that cannot be read, or a network whose arguments differ where they must be equal.
     """
     stored = read_weights(file)
-    changes = compare_specs("net", stored.card.net, function["net"])
+    refused = find_misfits(stored, net, function["net"])
+    if refused:
+        raise UserError(explain_refusal(str(file), refused, ()))
+    stored.network([function["net"].class_path])  # raises if the weights do not fit their card
+    if isinstance(net, Classifier):
+        _check_encoder(stored, net)
+    return stored
+
+
+def find_misfits(stored: StoredModel, net: nn.Module, spec: Spec) -> list[Change]:
+    """Return the arguments of a network with which it cannot take the weights of a file.
+
+    Args:
+        stored: the file.
+        net: the network, on any device.
+        spec: its class and arguments.
+    """
+    changes = compare_specs("net", stored.card.net, spec)
     if isinstance(net, Classifier):
         changes = _compare_encoders(stored, net)
     free = list(ADAPTED) if isinstance(net, HasDataLayers) else []
@@ -94,18 +112,13 @@ def read_initial(file: Path, net: nn.Module, function: Mapping[str, Any]) -> Sto
         free.append(f"net.{OUTPUT_SKIP}")  # a new one has no effect
     if stored.card.net.init_args.get("channels") != net.channels:
         free.append("net.pixels")  # the scale of the first layer, which is new
-    refused = []
+    found = []
     for change in changes:
         if change.name == "net":
             change = replace(change, flag="")  # another class has other options, too
         if change.name not in free:
-            refused.append(change)
-    if refused:
-        raise UserError(explain_refusal(str(file), refused, ()))
-    stored.network([function["net"].class_path])  # raises if the weights do not fit their card
-    if isinstance(net, Classifier):
-        _check_encoder(stored, net)
-    return stored
+            found.append(change)
+    return found
 
 
 def _compare_encoders(stored: StoredModel, net: nn.Module) -> Iterator[Change]:

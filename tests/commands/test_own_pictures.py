@@ -1,0 +1,139 @@
+"""A user's own pictures: `--config pictures` is sized, named, started and timed by them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from conftest import refused, train
+from image_noise import tree
+from jsonargparse import Namespace
+from refusals import find_line
+
+from uvit_decay.checkpoint import load
+from uvit_decay.commands.budget import Pace, describe_longer, round_down
+from uvit_decay.commands.own_pictures import name_data, prefer_minutes
+from uvit_decay.runs.settings import Settings
+from uvit_decay.runs.stage import finds_no_class, is_early
+
+TINY = ["--model.net.dim=16", "--model.net.depth=2", "--data.image_size=8", "--trainer.precision=32-true"]
+CONFIG = ["fit", "--config=pictures"]
+LAST = "--trainer.callbacks=[LastCheckpoint,{class_path: Preview, init_args: {rows: 1}}]"
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """Twelve pictures in two class folders."""
+    folder = tmp_path / "birds" / "train"
+    tree(folder, [f"{kind}/{i}.png" for kind in ("owl", "wren") for i in range(6)])
+    return folder
+
+
+def settings_of(run: Path) -> Settings:
+    return torch.load(run / "checkpoints" / "last.ckpt", weights_only=False)["settings"]
+
+
+def test_a_run_on_own_pictures_ends_in_its_minutes_and_goes_on_as_one_of_as_many_steps(
+    pictures, tmp_path, monkeypatch, caplog
+):
+    words = [*CONFIG, *TINY, f"--data.path={pictures}", LAST]
+    with monkeypatch.context() as patch:
+        patch.setattr(Pace, "left", 1.0)  # seconds, however long the rest took on a busy machine
+        train(monkeypatch, tmp_path, *words)
+    run = tmp_path / "runs" / "birds" / "version_0"
+    first = settings_of(run)
+    steps = first["trainer.max_steps"]
+    assert 0 < steps == load(run / "checkpoints" / "last.ckpt").card.step
+    assert (first["data.batch_size"], first["model.net.num_classes"], first["data.flip"]) == (12, 2, False)
+    find_line(caplog.messages, "--data.batch_size 12", "64")
+    find_line(caplog.messages, f"--trainer.max_steps {steps}:", "steps per second")
+    find_line(caplog.messages, "training begins from noise: checkpoints/cifar10.safetensors", "dim 128", "16")
+    assert first.get("model.init_from") is None
+    if steps < 300:
+        find_line(caplog.messages, f"trained for {steps} steps")
+    # The measurement before step 0 leaves no trace in weights, averages or order of the pictures.
+    train(monkeypatch, tmp_path, *words, f"--trainer.max_steps={steps}", "--trainer.logger.experiment=typed")
+    typed = tmp_path / "runs" / "typed" / "version_0" / "checkpoints" / "last.ckpt"
+    ours, theirs = (torch.load(path, weights_only=False) for path in (run / "checkpoints" / "last.ckpt", typed))
+    assert all(torch.equal(value, theirs["state_dict"][name]) for name, value in ours["state_dict"].items())
+    # The printed command trains on in the same folder, under the cosine of the new length.
+    (line,) = (message for message in caplog.messages if message.startswith("train on: "))
+    longer = [word.strip("'") for word in line.split() if word.startswith(("--ckpt_path", "auto", "--trainer.max"))]
+    assert longer == ["--ckpt_path", "auto", "--trainer.max_steps"]
+    train(monkeypatch, tmp_path, *words, "--ckpt_path=auto", f"--trainer.max_steps={steps + 2}")
+    assert load(run / "checkpoints" / "last.ckpt").card.step == steps + 2
+    assert settings_of(run)["trainer.max_steps"] == steps + 2
+    # A resumption without a length has the length of the run.
+    train(monkeypatch, tmp_path, *words, "--ckpt_path=auto")
+    assert yaml.safe_load((run / "config.yaml").read_text())["trainer"]["max_steps"] == steps + 2
+    find_line(caplog.messages, "nothing is left to do")
+
+
+@pytest.mark.parametrize(
+    ("words", "lengths"),
+    [
+        (["--minutes=5"], (-1, None)),
+        (["--minutes", "5", "--trainer.max_epochs", "2"], (2000, 2)),
+        ([], (2000, 2)),
+    ],
+)
+def test_minutes_of_the_command_line_replace_the_length_of_a_configuration(words, lengths):
+    config = Namespace(trainer=Namespace(max_steps=2000, max_epochs=2))
+    prefer_minutes(config, words)
+    assert (config.trainer.max_steps, config.trainer.max_epochs) == lengths
+
+
+def test_minutes_that_suffice_for_no_step_are_refused(pictures, tmp_path, monkeypatch, capsys):
+    words = [*CONFIG, *TINY, f"--data.path={pictures}", LAST]
+    find_line(refused(capsys, train, monkeypatch, tmp_path, *words, "--minutes=1e-6"), "--minutes 1e-06", "max_steps")
+    find_line(refused(capsys, train, monkeypatch, tmp_path, *words, "--minutes=0"), "--minutes", "0")
+    assert not list(tmp_path.rglob("*.ckpt"))
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("birds", "birds"),
+        ("birds/Train/", "birds"),
+        ("birds/data/images", "birds"),
+        ("birds.v2", "birds.v2"),
+        ("birds/train.zip", "birds"),
+        ("cifar10-train.zip", "cifar10-train"),
+        ("/data", "images"),
+        (None, "images"),
+    ],
+)
+def test_a_run_is_named_after_its_data(path, name):
+    data = Namespace(class_path="uvit_decay.data.Images", init_args=Namespace(path=path))
+    assert name_data(data) == name
+
+
+def test_the_command_that_trains_on_replaces_the_checkpoint():
+    words = ["fit", "--ckpt_path", "last", "--data.path", "my birds", "--ckpt_path=x.ckpt"]
+    expected = "fit --data.path 'my birds' --ckpt_path auto --trainer.max_steps 20"
+    assert describe_longer(words, 20).endswith(expected)
+    assert [round_down(steps) for steps in (7, 99, 101, 1437)] == [7, 99, 100, 1400]
+
+
+def test_samples_are_noise_until_a_network_from_noise_has_trained_or_a_classifier_finds_a_class():
+    assert is_early(200, {})
+    assert not is_early(200, {"model.init_from": "checkpoints/cifar10.safetensors"})
+    assert not is_early(300, {"model.init_from": None})
+    assert finds_no_class(0.12, 10, 256)
+    assert not finds_no_class(0.2, 10, 256)
+
+
+@pytest.mark.parametrize(
+    ("flags", "begins"),
+    [
+        ([], "tensors from"),
+        (["--model.init_from=null"], ""),
+        (["--model.net.alpha_min=1.0"], "training begins from noise"),
+    ],
+)
+def test_the_network_that_ships_is_the_start_where_it_fits(flags, begins, pictures, tmp_path, monkeypatch, caplog):
+    words = [*CONFIG, f"--data.path={pictures}", "--trainer.fast_dev_run=1", "--data.image_size=8", *flags]
+    train(monkeypatch, tmp_path, *words)
+    found = [message for message in caplog.messages if "tensors from" in message or "begins from noise" in message]
+    assert len(found) == bool(begins)
+    assert begins in "".join(found)

@@ -1,0 +1,145 @@
+"""The length of a run in minutes: how many steps fit is measured before step 0, on weights that are not kept."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import shlex
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.seed import isolate_rng
+
+from uvit_decay.doctor import Run
+from uvit_decay.doctor.rehearsal import FORWARD, MOST, PRACTICE, Rehearsal, rehearse
+from uvit_decay.doctor.report import duration
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.program import localise
+from uvit_decay.runtime.progress import track
+from uvit_decay.tasks import Task
+
+MEASURING = 0.05  # share of the time that the measurement may take
+RESERVE = 0.03  # share of the time for checkpoints, pictures and the end of the program
+CKPT_PATH = "--ckpt_path"
+FAR = 10**9  # steps of the trainer that measures; a schedule needs an end
+BuildTrainer = Callable[..., Trainer]  # function settings -> trainer of the run with other settings
+
+
+class Pace(Rehearsal):
+    """Rehearsal that finds the number of steps that fit into the time that is left.
+
+    Classifiers that callbacks train are trained here, once, so that their time is known.
+
+    Args:
+        run: the run.
+        minutes: length of the run, from the start of the program.
+        began: when the program began, by `time.monotonic()`.
+    """
+
+    def __init__(self, run: Run, minutes: float, began: float) -> None:
+        super().__init__(run, most=min(MOST, MEASURING * 60 * minutes))
+        self.minutes = minutes
+        self.end = began + 60 * minutes * (1 - RESERVE)
+        self.steps = 0  # that fit
+        self.evaluating = 0.0  # seconds of the evaluations of such a run
+
+    @property
+    def left(self) -> float:
+        """Seconds until the end of the run."""
+        return self.end - time.monotonic()
+
+    def on_train_end(self, trainer: Trainer, task: Task) -> None:
+        super().on_train_end(trainer, task)
+        left = self.left
+
+        def seconds(steps: int) -> float:
+            return steps * self.found.step + self._estimate_evaluations(trainer, task, steps)
+
+        most = max(0, int(left / self.found.step))
+        fitting = bisect_right(range(1, most + 1), left, key=seconds)
+        if not fitting:
+            least = (60 * self.minutes - left + seconds(1)) / 60
+            raise UserError(
+                f"--minutes {self.minutes:g} leaves no time for training: reading and evaluation take about "
+                f"{least:.1f}; give more, or set --trainer.max_steps"
+            )
+        self.steps = round_down(fitting)
+        self.evaluating = self._estimate_evaluations(trainer, task, self.steps)
+
+    def _estimate_evaluations(self, trainer: Trainer, task: Task, steps: int) -> float:
+        """Return the seconds of all evaluations of a run of `steps` steps."""
+        trainer.fit_loop.epoch_loop.max_steps = steps  # by which callbacks choose the size of their evaluations
+        self.found.total = steps
+        per_evaluation = FORWARD * self.found.step / trainer.datamodule.batch_size
+        total = 0.0
+        for callback in self.run.periodic:
+            total += self._count_times(callback) * callback.evaluations(trainer, task) * per_evaluation
+        return total
+
+
+def round_down(steps: int) -> int:
+    """Return a number of steps rounded down to two digits: 1,437 becomes 1,400."""
+    unit = 10 ** max(0, len(str(steps)) - 2)
+    return steps // unit * unit
+
+
+def find_steps(minutes: float, began: float, run: Run, build_trainer: BuildTrainer) -> int:
+    """Return how many steps of a run fit into its minutes, and print it; the run itself is not changed.
+
+    Its images are loaded, and stay loaded.
+
+    Args:
+        minutes: length of the run from the start of the program, with reading, previews and evaluation.
+        began: when the program began, by `time.monotonic()`.
+        run: the run, before its trainer has begun.
+        build_trainer: returns the run's trainer with other settings.
+
+    Raises:
+        UserError: there are several processes, or no step fits.
+    """
+    if run.trainer.world_size > 1:
+        raise UserError(f"--minutes {minutes:g} is for one process: set --trainer.max_steps, the length of the run")
+    trial = copy.deepcopy(run.task)
+    trial.init_from = None
+    pace = Pace(Run(run.trainer, trial, run.data), minutes, began)
+    if run.data.train is None:
+        run.data.load()
+    with TemporaryDirectory() as folder, isolate_rng(), _silent(), track("measuring the speed"):
+
+        def practice(callbacks: list[Any]) -> Trainer:
+            return build_trainer(**PRACTICE, max_steps=FAR, default_root_dir=folder, callbacks=callbacks)
+
+        rehearse(pace.run, practice, pace)
+    training = pace.steps * pace.found.step
+    speed = f"{duration(training)} at {1 / pace.found.step:.2g} steps per second"
+    rank_zero_info(f"--trainer.max_steps {pace.steps}: {speed}, and {duration(pace.evaluating)} of evaluation")
+    return pace.steps
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Suppress messages about the run, which come again when it begins."""
+    logging.disable(logging.INFO)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def describe_longer(words: Sequence[str], steps: int) -> str:
+    """Return the command that resumes a run and trains it up to `steps`, given the words of its command line."""
+    kept = []
+    skips_value = False
+    for word in words:
+        flag, equals, _ = word.partition("=")
+        if not skips_value and flag != CKPT_PATH:
+            kept.append(word)
+        skips_value = flag == CKPT_PATH and not equals
+    command = shlex.join([*kept, CKPT_PATH, "auto", "--trainer.max_steps", str(steps)])
+    return f"{localise('python train.py')} {command}"
