@@ -79,7 +79,9 @@ class Pace(Rehearsal):
         per_evaluation = FORWARD * self.found.step / trainer.datamodule.batch_size
         total = 0.0
         for callback in self.run.periodic:
-            total += self._count_times(callback) * callback.evaluations(trainer, task) * per_evaluation
+            once = callback.preparations(trainer, task)  # the size of an evaluation may depend on it
+            each = callback.evaluations(trainer, task)
+            total += (once + self._count_times(callback) * each) * per_evaluation
         return total
 
 
