@@ -14,7 +14,7 @@ from uvit_decay.checkpoint import load
 from uvit_decay.commands.budget import Pace, describe_longer, round_down
 from uvit_decay.commands.own_pictures import name_data, prefer_minutes
 from uvit_decay.runs.settings import Settings
-from uvit_decay.runs.stage import finds_no_class, is_early
+from uvit_decay.runs.stage import describe_early, finds_no_class, is_early
 
 TINY = ["--model.net.dim=16", "--model.net.depth=2", "--data.image_size=8", "--trainer.precision=32-true"]
 CONFIG = ["fit", "--config=pictures"]
@@ -119,6 +119,8 @@ def test_samples_are_noise_until_a_network_from_noise_has_trained_or_a_classifie
     assert is_early(200, {})
     assert not is_early(200, {"model.init_from": "checkpoints/cifar10.safetensors"})
     assert not is_early(300, {"model.init_from": None})
+    assert describe_early(200, {}) == "trained for 200 steps: samples are noise at this stage"
+    assert "show no class" in describe_early(200, {"model.init_from": "checkpoints/cifar10.safetensors"})
     assert finds_no_class(0.12, 10, 256)
     assert not finds_no_class(0.2, 10, 256)
 

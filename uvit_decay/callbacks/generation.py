@@ -318,4 +318,4 @@ class GenerationMetrics(PeriodicSampling):
         if consistency is None or is_early(trainer.global_step, task.settings):  # previews say it
             return
         if finds_no_class(consistency, task.net.num_classes, metadata["n"]):
-            rank_zero_info(describe_early(trainer.global_step))
+            rank_zero_info(describe_early(trainer.global_step, task.settings))

@@ -90,7 +90,7 @@ class Preview(PeriodicSampling):
             grid = labelled_grid(torch.cat(parts), columns, headings)
             save_picture(trainer, self.folder, self.picture, grid)
         if is_early(trainer.global_step, task.settings) and not task.init_from:
-            rank_zero_info(describe_early(trainer.global_step))
+            rank_zero_info(describe_early(trainer.global_step, task.settings))
 
 
 @check_types

@@ -1,4 +1,4 @@
-"""The stage of a training at which samples are noise, so that nobody takes them for a result."""
+"""The stage of a training at which samples are no result yet: noise, or images without the class asked for."""
 
 from __future__ import annotations
 
@@ -16,9 +16,15 @@ CONSISTENCY = "label_consistency"  # among the values of GENERATION
 ERRORS = 2.0  # standard errors
 
 
-def describe_early(step: int) -> str:
-    """Return the remark on samples of a network that has hardly been trained."""
-    return f"trained for {step} steps: samples are noise at this stage"
+def describe_early(step: int, settings: Mapping[str, Any]) -> str:
+    """Return the remark on samples of a network that has hardly been trained.
+
+    Args:
+        step: its optimizer steps.
+        settings: settings of the run by flag; a network that started from trained weights generates no noise.
+    """
+    shown = "show no class" if settings.get("model.init_from") else "are noise"
+    return f"trained for {step} step{'s' * (step != 1)}: samples {shown} at this stage"
 
 
 def is_early(step: int, settings: Mapping[str, Any]) -> bool:
@@ -56,7 +62,7 @@ def remark_on(checkpoint: Path, step: int, classes: int) -> str:
         return ""
     settings = read_training_checkpoint(checkpoint, whole=False).get("settings") or {}
     if is_early(step, settings) or _found_no_class(checkpoint, step, classes):
-        return describe_early(step)
+        return describe_early(step, settings)
     return ""
 
 
