@@ -16,7 +16,13 @@ from uvit_decay.commands.own_pictures import name_data, prefer_minutes
 from uvit_decay.runs.settings import Settings
 from uvit_decay.runs.stage import describe_early, finds_no_class, is_early
 
-TINY = ["--model.net.dim=16", "--model.net.depth=2", "--data.image_size=8", "--trainer.precision=32-true"]
+TINY = [
+    "--model.net.dim=16",
+    "--model.sampling.steps=2",
+    "--model.net.depth=2",
+    "--data.image_size=8",
+    "--trainer.precision=32-true",
+]
 CONFIG = ["fit", "--config=pictures"]
 LAST = "--trainer.callbacks=[LastCheckpoint,{class_path: Preview, init_args: {rows: 1}}]"
 
@@ -38,7 +44,7 @@ def test_a_run_on_own_pictures_ends_in_its_minutes_and_goes_on_as_one_of_as_many
 ):
     words = [*CONFIG, *TINY, f"--data.path={pictures}", LAST]
     with monkeypatch.context() as patch:
-        patch.setattr(Pace, "left", 1.0)  # seconds, however long the rest took on a busy machine
+        patch.setattr(Pace, "left", 2.0)  # seconds, however long the rest took on a busy machine
         train(monkeypatch, tmp_path, *words)
     run = tmp_path / "runs" / "birds" / "version_0"
     first = settings_of(run)
