@@ -23,7 +23,7 @@ from uvit_decay.runtime.suggestions import did_you_mean
 
 CONFIG_FLAGS = ("-c", "--config")
 FLAG = re.compile(r"--(\w[\w.]*)\+?(=.*)?", re.DOTALL)
-OURS = ("resume", "trust", "model", "data", "trainer")  # groups and flags beside Lightning's
+OURS = ("resume", "trust", "minutes", "model", "data", "trainer")  # groups and flags beside Lightning's
 OF_JSONARGPARSE = ("help", "print_config", "print_shtab")
 OF_CLASSES = ("model", "data")  # groups of flags that depend on classes
 OF_ALL_CLASSES = ("class_path", "init_args", "help")
