@@ -4,6 +4,7 @@ import inspect
 import re
 import subprocess
 import sys
+import time
 
 import pytest
 from conftest import ROOT
@@ -59,7 +60,7 @@ def flags(request) -> list[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cli.CLI, "parse_arguments", remember)
         with pytest.raises(SystemExit):
-            cli.CLI.run(["fit", *CONFIG])
+            cli.CLI.run(["fit", *CONFIG], time.monotonic())
     return found
 
 
