@@ -4,7 +4,6 @@ import inspect
 import re
 import subprocess
 import sys
-import time
 
 import pytest
 from conftest import ROOT
@@ -60,7 +59,7 @@ def flags(request) -> list[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cli.CLI, "parse_arguments", remember)
         with pytest.raises(SystemExit):
-            cli.CLI.run(["fit", *CONFIG], time.monotonic())
+            cli.CLI.run(["fit", *CONFIG])
     return found
 
 

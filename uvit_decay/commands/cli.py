@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -86,9 +87,14 @@ class CLI(LightningCLI):
     writes = True  # whether the command writes to the run folder
 
     @classmethod
-    def run(cls, words: list[str], began: float) -> None:
-        """Run the subcommand that the words of a command line name; the program `began` at this `time.monotonic()`."""
-        cls._began = began
+    def run(cls, words: list[str], began: float | None = None) -> None:
+        """Run the subcommand that the words of a command line name.
+
+        Args:
+            words: the command line.
+            began: when the program began, by `time.monotonic()`; by default now.
+        """
+        cls._began = time.monotonic() if began is None else began
         for arg in words:
             if arg.partition("=")[0] in SEED_FLAGS:
                 raise UserError(f"{arg}: there is one seed, --seed_everything")
