@@ -18,7 +18,7 @@ from pathlib import Path
 from uvit_decay.commands.fit_help import FIT_FLAGS, list_configs
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import check_images_exist, check_is_file
-from uvit_decay.runtime.program import PACKAGE, find_config
+from uvit_decay.runtime.program import NUMBERS, PACKAGE, find_config
 from uvit_decay.runtime.suggestions import did_you_mean
 
 CONFIG_FLAGS = ("-c", "--config")
@@ -52,7 +52,9 @@ def check_words(words: Sequence[str]) -> None:
             _check_flag(flag[1])
             if knows_classes:
                 _check_class_flag(flag[1], " ".join([text, *words]))
-    if not any(word.startswith("--print_config") for word in words):  # it reads neither
+    # --print_config reads no paths. Of several processes, one that ends here would keep the others waiting for it.
+    is_launched = any(name in os.environ for name in NUMBERS)
+    if not (is_launched or any(word.startswith("--print_config") for word in words)):
         _check_checkpoint(words)
         _check_images(words, configs)
 
