@@ -8,7 +8,7 @@ from jsonargparse import Namespace
 from refusals import find_line
 
 from uvit_decay.checkpoint import load
-from uvit_decay.commands.complete import reset_alpha_min, unclip_latents
+from uvit_decay.commands.complete import leave_out_other_data, reset_alpha_min, unclip_latents
 from uvit_decay.data import AugmentedImages, Images, folder
 from uvit_decay.data.named import open_data
 
@@ -143,6 +143,40 @@ def test_latents_are_clipped_only_where_the_command_line_asks(data, words, clip)
     config = Namespace(model=model, data=Namespace(class_path=f"uvit_decay.data.{data}"))
     unclip_latents(config, words)
     assert config.model.init_args.sampling.clip is clip
+
+
+@pytest.mark.parametrize(
+    ("class_names", "words", "test_path", "classes"),
+    [
+        (["cat", "dog"], ["--data.path=X"], None, None),
+        (["cat", "n01440764"], ["--data.init_args.path", "X"], None, "imagenet-1k"),
+        (
+            ["cat", "dog"],
+            ["--data.path=X", "--data.test_path=test", "--data.classes", "imagenet-1k"],
+            "test",
+            "imagenet-1k",
+        ),
+        (["cat", "dog"], ["--data.path=X", "--config=own.yaml"], "test", "imagenet-1k"),
+        (["cat", "dog"], ["--data.holdout=0.1"], "test", "imagenet-1k"),
+    ],
+)
+def test_a_path_on_the_command_line_takes_the_other_data_of_a_configuration_away(
+    class_names, words, test_path, classes, tmp_path, caplog
+):
+    tree(tmp_path, [f"{name}/0.png" for name in class_names])
+    arguments = Namespace(path=str(tmp_path), test_path="test", classes="imagenet-1k")
+    config = Namespace(data=Namespace(class_path="uvit_decay.data.AugmentedImages", init_args=arguments))
+    leave_out_other_data(config, words)
+    assert (arguments.test_path, arguments.classes) == (test_path, classes)
+    said = [line for line in caplog.messages if "--data.test_path" in line]
+    assert len(said) == (test_path is None)
+
+
+def test_latents_of_own_pictures_take_the_class_list_of_a_configuration_away(encoded):
+    arguments = Namespace(path=str(encoded), test_path=None, classes="imagenet-100/cmc")
+    config = Namespace(data=Namespace(class_path="uvit_decay.data.Latents", init_args=arguments))
+    leave_out_other_data(config, ["--config=c.yaml", "--data.path", str(encoded)])
+    assert arguments.classes is None
 
 
 @pytest.mark.parametrize(

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import pkgutil
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch.utilities import rank_zero_info
 
+from uvit_decay.commands.first_check import CONFIG_FLAGS
 from uvit_decay.commands.own_pictures import cap_batch, name_run, prefer_minutes, start_from_noise_if_unfit
 from uvit_decay.data import Digits, ImageData
 from uvit_decay.data.datamodule import Sizes
+from uvit_decay.data.image_files import list_images
+from uvit_decay.data.latents import manifest
 from uvit_decay.data.latents.module import Latents
 from uvit_decay.decay import DEPTH_ATTENTION, SHORTCUTS
+from uvit_decay.images.class_names import class_list
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.files import at_home
 
 CLIP_FLAG = re.compile(r"--model(\.init_args)?\.sampling(\.init_args)?(\.clip\b|[ =]\S*clip\b)")
 DATA_FLAG = re.compile(r"--data(\.(init_args\.)?path|\.class_path)?(=.*)?", re.DOTALL)
@@ -42,6 +47,7 @@ def complete(config: Namespace, words: Sequence[str], default: Path) -> ImageDat
         UserError: the data cannot be listed.
     """
     is_default = not _has_own_config(config, default)
+    leave_out_other_data(config, words)
     prefer_minutes(config, words)
     name_run(config)
     reset_alpha_min(config, words)
@@ -102,6 +108,59 @@ def replace_default_sizes(config: Namespace, words: Sequence[str]) -> ImageData 
     for name, size in sizes.items():
         arguments[name] = size
     return take_data_sizes(config)
+
+
+def _sets_data_argument(words: Sequence[str], name: str) -> bool:
+    """Return whether a flag of the command line sets this argument of the data module, after the last --config."""
+    flag = re.compile(rf"--data\.(init_args\.)?{name}(=.*)?", re.DOTALL)
+    sets = False
+    for word in words:
+        if word.partition("=")[0] in CONFIG_FLAGS:
+            sets = False  # the configuration may replace the value of the flag
+        elif flag.fullmatch(word):
+            sets = True
+    return sets
+
+
+def leave_out_other_data(config: Namespace, words: Sequence[str]) -> None:
+    """Set test images and class list of a configuration to null if the command line names other data by --data.path.
+
+    What the command line sets stays. The class list also stays if the data have one of its classes: then they are a
+    copy of the configuration's data, or a part of it, which the data module refuses.
+    """
+    if not _sets_data_argument(words, "path"):
+        return
+    arguments = config.data.init_args
+    for name in _find_other_data(config, words):
+        instead = "; --data.test_path or --data.holdout 0.1 gives test images" if name == "test_path" else ""
+        rank_zero_info(f"--data.path leaves out the configuration's {name} {arguments[name]}{instead}")
+        arguments[name] = None
+
+
+def _find_other_data(config: Namespace, words: Sequence[str]) -> Iterator[str]:
+    """Yield the arguments of the data module that a configuration sets for other data than the command line names."""
+    arguments = config.data.init_args
+    for name in ("test_path", "classes"):
+        if arguments.get(name) is None or _sets_data_argument(words, name):
+            continue
+        if name == "test_path" or not _has_class_of(arguments[name], config):
+            yield name
+
+
+def _has_class_of(name: str, config: Namespace) -> bool:
+    """Return whether the data of a configuration have a class of this class list.
+
+    It is also True if list or data cannot be read: the error comes when all processes have met, so that none waits.
+    """
+    path = at_home(config.data.init_args.path)
+    with suppress(UserError):
+        listed = class_list(name)
+        if issubclass(_find_data_class(config), Latents):
+            return not set(listed).isdisjoint(manifest.read(path).class_names)
+        if any((path / word).is_dir() for word in listed):  # found without a list of all files
+            return True
+        return not set(listed).isdisjoint(list_images(path).class_names)
+    return True
 
 
 def _find_network_arguments(config: Namespace) -> Namespace:
