@@ -15,8 +15,10 @@ from uvit_decay.data import Digits, Latents
 from uvit_decay.doctor import Finding, Report, Run
 from uvit_decay.doctor.cost import check_disk, check_memory, checkpoint_bytes, count_checkpoints, estimate_length
 from uvit_decay.doctor.environment import check_weights
+from uvit_decay.doctor.length import check_average, check_warmup
 from uvit_decay.doctor.rehearsal import Measurements, Rehearsal, rehearse, state_bytes
 from uvit_decay.metrics import Inception
+from uvit_decay.tasks.optim.options import Optimization
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}
 BY_HAND = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "NODE_RANK": "0"}
@@ -117,6 +119,46 @@ def test_callbacks_are_counted_as_they_run(tmp_path, every, epochs, at_end, time
     rehearsal.found.epoch, rehearsal.found.total = 12, 24
     run.trainer.fit(run.task, run.data)
     assert len(seen) == rehearsal._count_times(callback) == times
+
+
+@pytest.mark.parametrize(
+    ("total", "epoch", "options", "flag"),
+    [
+        (60, 10, {}, "--model.optim.warmup_steps 6"),
+        (60, 10, {"warmup_epochs": 6}, "--model.optim.warmup_epochs 0.6"),
+        (60, 10, {"warmup_steps": 59}, None),
+        (math.inf, 10, {}, None),
+    ],
+)
+def test_a_run_within_its_warm_up_is_a_warning(tmp_path, total, epoch, options, flag):
+    run = run_of(tmp_path)
+    run.task.optim = Optimization(**options)
+    found = [finding.flag for finding in check_warmup(run, Measurements(total=total, epoch=epoch))]
+    assert found == [flag] * (flag is not None)
+
+
+@pytest.mark.parametrize(
+    ("options", "total", "flag"),
+    [
+        ({"ramp": False}, 60, "decay 0.93"),
+        ({"ramp_steps": 1}, 60, "ramp_steps null"),
+        ({"decay": 0.93, "ramp": False}, 60, None),
+        ({}, 60, None),
+        ({"ramp": False}, math.inf, None),
+    ],
+)
+def test_an_average_of_initial_weights_is_a_warning(tmp_path, options, total, flag):
+    findings = list(check_average(run_of(tmp_path, EMA(**options)), Measurements(total=total)))
+    assert [flag in finding.flag for finding in findings] == [True] * (flag is not None)
+
+
+def test_a_callback_that_never_runs_is_a_warning(tmp_path):
+    callback = Preview(every_n_steps=500, at_end=False, rows=1)
+    run = run_of(tmp_path, callback)
+    found = rehearse(run, lambda callbacks: tiny_trainer(tmp_path, *callbacks, max_steps=3))
+    (finding,) = found.callbacks
+    assert finding.level == "warning"
+    assert "every_n_steps 1 " in finding.flag
 
 
 def check_trainer(monkeypatch, devices, nodes, environment):

@@ -17,9 +17,8 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from lightning.pytorch.cli import LightningArgumentParser
 
 from uvit_decay.commands.cli import CLI, as_list
-from uvit_decay.doctor import Finding, Report, Run
+from uvit_decay.doctor import Finding, Report, Run, cost, length
 from uvit_decay.doctor.backend import check_backend
-from uvit_decay.doctor.cost import CHECKS
 from uvit_decay.doctor.environment import check_devices, check_weights, list_images, list_ranks, list_versions
 from uvit_decay.doctor.rehearsal import PRACTICE, Practice, Rehearsal, rehearse
 from uvit_decay.runtime.distributed import others_needed
@@ -122,5 +121,5 @@ def _measure_cost(run: Run, practice: Practice, failed: bool) -> Iterator[Findin
     finally:
         del os.environ[STARTED]
     yield from found.callbacks
-    for check in CHECKS:
+    for check in (*cost.CHECKS, *length.CHECKS):
         yield from check(run, found)

@@ -144,6 +144,12 @@ class Rehearsal(Callback):
             evaluations = callback.evaluations(trainer, task)
         except UserError as error:
             return Finding("error", name, str(error))
+        if not times and self.run.begun < self.found.total < math.inf:
+            text = (
+                f"it never runs: every_n_steps is {callback.every_n_steps}, the run ends at step {self.found.total:g}"
+            )
+            shorter = max(1, int(self.found.total // 4))
+            return Finding("warning", name, text, f"every_n_steps {shorter} of {name}, or at_end true")
         seconds = evaluations * FORWARD * self.found.step / trainer.datamodule.batch_size
         self.found.evaluating += times * seconds
         return Finding("ok", name, f"{times} x {evaluations} network evaluations, about {duration(seconds)} each time")

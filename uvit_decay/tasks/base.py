@@ -301,10 +301,10 @@ class Task(LightningModule):
         lr = optim.rate(data.batch_size)
         if optim.blr is not None:
             rank_zero_info(f"learning rate {lr:g} = blr {optim.blr:g} x global batch {data.batch_size} / 256")
-        warmup = optim.warmup(epoch)
-        if warmup >= total:
-            length = f"the run ends at step {total:g}, within its warm-up of {warmup:g} steps"
-            rank_zero_info(f"warning: {length}: lower {optim.warmup_flag}")
+        shorter = optim.find_shorter_warmup(total, epoch)
+        if shorter is not None:
+            length = f"the run ends at step {total:g}, within its warm-up of {optim.warmup(epoch):g} steps"
+            rank_zero_info(f"warning: {length}: set {shorter}")
         optimizer = optim.build(self.net, lr, own_parameters(self), fused=not scales(self.trainer))
         self.skipped.watch(optimizer, self.trainer)
         scheduler = Schedule(optimizer, lambda step: optim.factor(step, total, epoch, optim.min_lr / lr))

@@ -176,6 +176,19 @@ class Optimization:
         _, default = ALTERNATIVES["warmup_steps"]
         return default
 
+    def find_shorter_warmup(self, total: float, epoch: float) -> str | None:
+        """Return the flag of a warm-up over a tenth of the run if the run ends within its warm-up; otherwise None.
+
+        Args:
+            total: optimizer steps of the run; infinite if its end is not known.
+            epoch: optimizer steps of an epoch.
+        """
+        if self.warmup(epoch) < total:
+            return None
+        if self.warmup_epochs is not None:
+            return f"{self.warmup_flag} {total / epoch / 10:.2g}"
+        return f"{self.warmup_flag} {max(1, int(total // 10))}"
+
     @property
     def lr_flag(self) -> str:
         """The flag that sets the learning rate of this run."""
