@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -25,7 +26,11 @@ PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
 LINE = 12  # pixels from a line of a heading to the next
 HEADING = 22  # pixels of a heading of one line
 GAP = 4  # pixels between images of a grid
-LEAST_FONT = 9  # the smallest legible font size
+ONE_LINE_FONTS = range(14, 10, -1)  # font sizes of headings, the largest one first
+TWO_LINE_FONTS = range(LINE - 1, 8, -1)
+MOST_WIDENED = 1.5  # width of a column with a long name, in images
+BREAK = re.compile(r"(?<=[\s_/-])")  # where a name may be broken into two lines
+ELLIPSIS = "..."
 
 
 def to_float(images: Tensor) -> Tensor:
@@ -70,83 +75,88 @@ def labelled_grid(images: Tensor, columns: int, names: Sequence[str] = (), cell:
     Args:
         images: the images, all of one size and square.
         columns: number of columns.
-        names: headings of the columns, of one or two lines; they are shortened to fit.
+        names: headings of the columns, all in one font size. A name that does not fit takes two lines, then columns
+            become wider than the images, by at most half, then the end of the name becomes "...".
         cell: images smaller than this, in pixels, are enlarged by a whole factor, up to this size.
     """
     width = images.shape[-1]
     side = width * max(1, cell // width)
-    step = side + GAP
-    headings = [_make_heading(name, side) for name in names[:columns]]
+    headings = _lay_out(names[:columns], side)
+    step = headings.width + GAP
     header = 0
-    if headings:
-        most_lines = max(len(heading.lines) for heading in headings)
+    if headings.lines:
+        most_lines = max(map(len, headings.lines))
         header = HEADING + LINE * (most_lines - 1)
     rows = -(-len(images) // columns)
-    canvas = Image.new("RGB", (columns * step + GAP, header + rows * step + GAP), "white")
+    canvas = Image.new("RGB", (columns * step + GAP, header + rows * (side + GAP) + GAP), "white")
+    margin = (headings.width - side) // 2
     for i, image in enumerate(images):
         row, column = divmod(i, columns)
         tile = to_pil(image).resize((side, side), Image.Resampling.NEAREST)
-        canvas.paste(tile, (GAP + column * step, header + GAP + row * step))
+        canvas.paste(tile, (GAP + margin + column * step, header + GAP + row * (side + GAP)))
     draw = ImageDraw.Draw(canvas)
-    for column, heading in enumerate(headings):
-        middle = GAP + column * step + side // 2
-        for i, line in enumerate(heading.lines):
-            draw.text((middle, 18 + LINE * i), line, fill="black", font=heading.font, anchor="ms")
+    for column, lines in enumerate(headings.lines):
+        middle = GAP + column * step + headings.width // 2
+        for i, line in enumerate(lines):
+            draw.text((middle, 18 + LINE * i), line, fill="black", font=headings.font, anchor="ms")
     return canvas
 
 
-class _Heading(NamedTuple):
-    """One or two lines of text and their font."""
+class _Headings(NamedTuple):
+    """The headings of all columns: one or two lines of text each, their font, and the width of a column in pixels."""
 
-    lines: list[str]
+    lines: list[list[str]]
     font: ImageFont.FreeTypeFont
+    width: int
 
 
-def _make_heading(name: str, width: int) -> _Heading:
-    """Return a name as one line, or as two if it needs them and has several words, in the largest font that fits.
+def _lay_out(names: Sequence[str], side: int) -> _Headings:
+    """Return the headings of columns of images of this side, in the largest font in which all fit.
 
-    If a name does not fit in the smallest legible font, its end is cut off.
+    If they do not fit in the smallest legible font, the columns are widened, and what is still longer is cut off.
     """
-    forms = [[name]]
-    words = name.split()
-    if len(words) > 1:
-        forms.append(_split_evenly(words))
-    for lines in forms:
-        heading = _fit(lines, width)
-        if heading is not None:
-            return heading
-    font = ImageFont.load_default(size=LEAST_FONT)
-    lines = [_cut(line, width, font) for line in forms[-1]]
-    return _Heading(lines, font)
+    for two_lines, sizes in ((False, ONE_LINE_FONTS), (True, TWO_LINE_FONTS)):
+        for size in sizes:
+            font = ImageFont.load_default(size=size)
+            lines = [_wrap(name, side, font) if two_lines else [name] for name in names]
+            widest = max((font.getlength(line) for line in itertools.chain.from_iterable(lines)), default=0)
+            if widest <= side:
+                return _Headings(lines, font, side)
+    width = min(math.ceil(widest), int(side * MOST_WIDENED))
+    shortened = []
+    for heading in lines:
+        shortened.append([_shorten(line, width, font) for line in heading])
+    return _Headings(shortened, font, width)
 
 
-def _split_evenly(words: list[str]) -> list[str]:
-    """Return two or more words as two lines whose longer one is as short as possible."""
+def _wrap(name: str, width: int, font: ImageFont.FreeTypeFont) -> list[str]:
+    """Return a name as one line if it fits or has no place to break it, otherwise as two."""
+    parts = BREAK.split(name)
+    if len(parts) == 1 or font.getlength(name) <= width:
+        return [name]
+    return _split_evenly(parts)
+
+
+def _split_evenly(parts: list[str]) -> list[str]:
+    """Return two or more parts of a name as two lines whose longer one is as short as possible."""
     best = []
     shortest = math.inf
-    for i in range(1, len(words)):
-        lines = [" ".join(words[:i]), " ".join(words[i:])]
+    for i in range(1, len(parts)):
+        lines = ["".join(parts[:i]).strip(), "".join(parts[i:]).strip()]
         longer = max(map(len, lines))
         if longer < shortest:
             best, shortest = lines, longer
     return best
 
 
-def _fit(lines: list[str], width: int) -> _Heading | None:
-    """Return one or two lines in the largest font in which they fit; None if no font is small enough."""
-    largest = 14 if len(lines) == 1 else LINE - 1
-    for size in range(largest, LEAST_FONT - 1, -1):
-        font = ImageFont.load_default(size=size)
-        if all(font.getlength(line) <= width for line in lines):
-            return _Heading(lines, font)
-    return None
-
-
-def _cut(line: str, width: int, font: ImageFont.FreeTypeFont) -> str:
+def _shorten(line: str, width: int, font: ImageFont.FreeTypeFont) -> str:
+    """Return a line that fits, with "..." instead of what does not."""
+    if font.getlength(line) <= width:
+        return line
     line = line[:width]  # a letter is at least a pixel wide
-    while font.getlength(line) > width:
+    while line and font.getlength(line + ELLIPSIS) > width:
         line = line[:-1]
-    return line
+    return line + ELLIPSIS
 
 
 def grid_columns(classes: int, about: int = 10) -> int:
