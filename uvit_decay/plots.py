@@ -84,10 +84,12 @@ def learning_curves(
     names: Mapping[str, str],
     against: Mapping[tuple[str, str], str],
     legend: str,
+    title: str = "",
 ) -> None:
     """Save a panel of each key over `x`, and scatter plots of pairs of keys.
 
-    Each group of runs has a colour. Each run is a thin line, and the mean of the group is a thick line.
+    Each group of runs has a colour. Each run is a thin line, and the mean of the group is a thick line, which ends
+    where the shortest run ends; the title of the legend says so.
 
     Args:
         path: the image file to write.
@@ -96,6 +98,7 @@ def learning_curves(
         names: key: label of each panel.
         against: (key of the x axis, key of the y axis): title of each scatter plot.
         legend: title of the legend, which lists the groups.
+        title: title of the figure.
     """
     figure, axes_of = _panels(len(names) + len(against))
     panels = axes_of[: len(names)]
@@ -115,8 +118,21 @@ def learning_curves(
     for axes, title in zip(scatters, against.values(), strict=True):
         _set_title(axes, title)
     handles = [line for line in panels[0].lines if line.get_label() == "mean"]
-    _add_legend(figure, handles, list(groups), legend)
+    _add_legend(figure, handles, list(groups), legend + _explain_lines(groups))
+    figure.suptitle(title, fontsize=10, wrap=True)
     _save(figure, path)
+
+
+def _explain_lines(groups: Mapping[str, Sequence[History]]) -> str:
+    """Return what thin and thick lines are; an empty text if each group is a single run."""
+    text = ""
+    for runs in groups.values():
+        ends = {run[-1]["step"] for run in runs if run}
+        if len(ends) > 1:
+            return " (thin: a run; thick: the mean, until the shortest run ends)"
+        if len(runs) > 1:
+            text = " (thin: a run; thick: the mean)"
+    return text
 
 
 def final_values(

@@ -16,7 +16,7 @@ from uvit_decay.representations.checks import check_probed, choose_images, defau
 from uvit_decay.representations.grid import NOISE_SHARE_PICTURE, Grid
 from uvit_decay.representations.options import Probing
 from uvit_decay.representations.probing import Prober
-from uvit_decay.runs.history import PROBES
+from uvit_decay.runs.history import PROBES, name_run
 from uvit_decay.runs.loggers import log_picture
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import UserError
@@ -181,7 +181,7 @@ class LinearProbes(Periodic):
             shown.append(f"{name.replace('_', ' ')} {value:.3f}")
         metadata = {**grid.protocol, "weights": weights, "tracked": layer, "best": best}
         logged = {f"probe/{name}": value for name, value in values.items()}
-        grid.save(self.folder, f"step {trainer.global_step}")
+        grid.save(self.folder, f"{name_run(self.folder)}, step {trainer.global_step}")
         log_picture(trainer, self.folder / "probes.png")
         if self.probing.noise_draws:
             log_picture(trainer, self.folder / NOISE_SHARE_PICTURE)

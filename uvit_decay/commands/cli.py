@@ -59,8 +59,10 @@ from uvit_decay.tasks.parallel.sharding import Sharded
 
 # Prefixes of the settings that are stored in a checkpoint and compared on resumption.
 EXPERIMENT = ("seed_everything", "model.", "data.", "trainer.")
-# Beginnings of Lightning's messages that nobody can act on; `train.py doctor` names devices.
-USELESS = re.compile(r".*Tip: For seamless|[GT]PU available: |LOCAL_RANK: |`Trainer\.fit` stopped: `max_")
+# Beginnings of Lightning's messages that nobody can act on; `train.py doctor` names devices, and a stop is announced.
+USELESS = re.compile(
+    r".*Tip: For seamless|[GT]PU available: |LOCAL_RANK: |`Trainer\.fit` stopped: `max_|\nDetected Key"
+)
 INSTALL = re.compile(r"`(pip install [^`]+)`")  # in Lightning's message about a missing package
 SEED_FLAGS = ("--model.seed", "--model.init_args.seed", "--data.seed", "--data.init_args.seed")
 

@@ -31,11 +31,13 @@ from uvit_decay.compare.runs import (
 )
 from uvit_decay.evaluation.metric_table import collect_values, format_title
 from uvit_decay.plots import final_values, learning_curves
+from uvit_decay.runs.history import name_run
 from uvit_decay.runtime.files import replacing
 
 Groups = Mapping[tuple[str, ...], Sequence[Run]]  # runs by the values of one option or two
 RANKS = {"entropy": ENTROPY, "effective": EFFECTIVE_RANK}  # by the names of --rank
 WITHIN, POOLED = "r_within_runs", "r_over_all_evaluations"
+MOST_NAMED = 4  # runs in the title of a figure
 FEWEST = 3  # evaluations; the correlation of two points is always 1 or -1
 COLUMNS = {  # value: title in the table, number of decimals; columns without any value are not shown
     TOP1: ("top-1", 3),
@@ -73,6 +75,11 @@ class Spread(NamedTuple):
         if len(known) == 1:
             return cls(fmean(known), math.nan, 1)
         return cls(fmean(known), stdev(known), len(known))
+
+    @property
+    def is_known(self) -> bool:
+        """True if there is a mean."""
+        return not math.isnan(self.mean)
 
     def format(self, decimals: int, sign: str = "", error: bool = False) -> str:
         """Return `mean +- std` as text; without ` +- std` if it is NaN, and `-` if the mean is NaN.
@@ -181,7 +188,7 @@ def title_of(value: str, runs: Sequence[Run]) -> str:
 
 def _has_values(table: Sequence[Row], key: str) -> bool:
     """Return whether any row has a value in a column."""
-    return not all(math.isnan(row.cell(key).mean) for row in table)
+    return any(row.cell(key).is_known for row in table)
 
 
 def markdown(options: Sequence[str], table: Sequence[Row], counted: str = "runs") -> str:
@@ -200,6 +207,8 @@ def markdown(options: Sequence[str], table: Sequence[Row], counted: str = "runs"
             header.append(title_of(key, table[-1].runs))
     lines = [_markdown_row(header), _markdown_row(["---"] * len(header))]
     for row in table:
+        if counted == "runs" and not any(row.cell(key).is_known for key in shown):
+            continue  # the last row, without correlations
         cells = [*row.labels, str(len(row.runs))]
         for key in shown:
             _, decimals = COLUMNS[key]
@@ -314,7 +323,15 @@ def save_curves(path: Path, by: str, groups: Groups, x: str, rank: str) -> None:
     if probed:
         r = pearson(evaluations, rank)
         against[rank, BEST] = "too few evaluations for r" if math.isnan(r) else f"Pearson's r = {r:.2f}"
-    learning_curves(path, histories, x, _panel_titles(every_run, rank), against, by)
+    title = f"{_name_runs(every_run)}, last evaluation at step {last_steps(every_run)}"
+    learning_curves(path, histories, x, _panel_titles(every_run, rank), against, by, title)
+
+
+def _name_runs(runs: Sequence[Run]) -> str:
+    """Return the names of a few runs, or the number of many."""
+    if len(runs) > MOST_NAMED:
+        return f"{len(runs)} runs"
+    return ", ".join(name_run(run.folder) for run in runs)
 
 
 def save_final_values(path: Path, names: Sequence[str], groups: Groups, option: str, rank: str) -> None:

@@ -346,7 +346,7 @@ class Images(ImageData):
             images = self._read_all(listing, self.image_size, chosen)
             labels = torch.tensor(listing.labels)[chosen]
             return InMemory(images, labels)
-        rank_zero_info(f"{len(chosen)} images are decoded whenever they are read ({size / 2**30:.1f} GiB)")
+        rank_zero_info(f"{len(chosen)} images are decoded whenever they are read")
         self._check_headers(listing, chosen)
         return OnDisk(listing, chosen, self.image_size, self.channels, self.crop, self.reading)
 

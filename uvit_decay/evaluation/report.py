@@ -150,7 +150,7 @@ def _remark_differences(samples: ImageSource, reference: ImageSource) -> list[st
         _, height, width = samples.shape
         _, reference_height, reference_width = reference.shape
         sizes = f"{width}x{height} and {reference_width}x{reference_height}"
-        lines.append(f"samples and reference differ in size, {sizes}")
+        lines.append(f"samples and reference differ in size, {sizes}; --image-size crops image files to one size")
     return lines
 
 

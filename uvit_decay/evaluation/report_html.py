@@ -25,6 +25,7 @@ from uvit_decay.evaluation.metric_table import (
 from uvit_decay.images.class_names import in_words, synonyms
 from uvit_decay.images.io import labelled_grid, to_pil
 from uvit_decay.runtime.files import replacing
+from uvit_decay.runtime.validation import flat
 
 ALL_CLASSES = 100  # largest number of classes that are all shown
 EXTREMES = 20  # number of worst, and of best, classes that are shown if there are more
@@ -102,7 +103,7 @@ def write_html(path: Path, report: Report) -> None:
         neighbours=_build_neighbour_rows(report.neighbours) if report.neighbours else None,
         pixelated=report.samples.shape[-1] < PIXELATED,
         coverage=_build_coverage_bars(report.coverage) if report.coverage else None,
-        protocol={name: _format_setting(value) for name, value in report.protocol.items()},
+        protocol={name: _format_setting(value) for name, value in flat(report.protocol)},
     )
     with replacing(path) as file:
         file.write(page.encode(errors="backslashreplace"))  # the name of a folder may be invalid UTF-8

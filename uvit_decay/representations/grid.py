@@ -225,15 +225,14 @@ class Grid:
             write_json(folder / "probes.json", report)
         if self.classified:
             title = f"{what}: test accuracy in %, probe protocol {self.protocol['protocol']}"
-            if self.best_is_on_test:
-                title += "; best on test framed"
+            title += f"; framed: best on {'test' if self.best_is_on_test else 'held-out'} images"
             self._heat_map(folder / "probes.png", TEST, title, self.best())
         if NOISE_SHARE in self.scores:
             title = f"{what}: noise share in %, {self._noise_size()}"
             self._heat_map(folder / NOISE_SHARE_PICTURE, NOISE_SHARE, title)
         if "cknna" in self.scores:
             about = self.protocol["reference"]
-            settings = f"k {about['neighbours']}, {about['images']} images, times 100"
+            settings = f"k {about['neighbours']}, {about['images']} images, times 100; framed: largest"
             title = f"CKNNA of {what} with {about['checkpoint']}, {settings}"
             self._heat_map(folder / "cknna.png", "cknna", title, self.best("cknna"))
 

@@ -21,7 +21,7 @@ from uvit_decay.images.autoencoder import LatentSpace
 from uvit_decay.nn.embed import PixelScale
 from uvit_decay.nn.intermediates import Layer, block_layers
 from uvit_decay.representations.options import TIMM
-from uvit_decay.runs.history import run_of
+from uvit_decay.runs.history import name_run, run_of
 from uvit_decay.runtime.errors import UserError, check_whole, explain
 from uvit_decay.runtime.files import at_home
 from uvit_decay.runtime.tensor_files import check_weights, mismatch
@@ -100,7 +100,8 @@ def _open_checkpoint(path: Path, loading: LoadingOptions) -> ProbedNetwork:
     run = run_of(path.resolve())
     if run is not None and run.name.startswith("version_"):
         name = f"{run.parent.name}-{run.name}-{name}"
-    return ProbedNetwork(loaded.net, name, path.name, about, loaded.path, card.data, card.latents, card.class_names)
+    title = f"{path.name if run is None else name_run(run)}, step {card.step}"
+    return ProbedNetwork(loaded.net, name, title, about, loaded.path, card.data, card.latents, card.class_names)
 
 
 def _open_timm(name: str, size: int | None) -> ProbedNetwork:

@@ -27,6 +27,15 @@ def run_length(trainer: Trainer) -> tuple[int, float]:
     return epoch, total
 
 
+def log_short_run(trainer: Trainer) -> None:
+    """Let the trainer log the last step of a run that ends before --trainer.log_every_n_steps; to call in the fit."""
+    every = trainer.log_every_n_steps
+    total = trainer.estimated_stepping_batches  # -1 or infinite for a run without an end
+    step = trainer.global_step
+    if every > 0 and step < total < math.inf and total // every == step // every:
+        trainer.log_every_n_steps = int(total)
+
+
 def count_global_batches(contents: Mapping[str, Any]) -> Any:
     """Return the number of global batches that a run has trained on, the state of its `StepLoader`."""
     return contents["loops"]["fit_loop"]["state_dict"]["combined_loader"][0]["start"]

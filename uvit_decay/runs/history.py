@@ -177,6 +177,13 @@ def list_run_folders(experiment: Path) -> list[Path]:
     return [folder for _, folder in runs]
 
 
+def name_run(folder: Path) -> str:
+    """Return the name of a run in titles, such as digits/version_0."""
+    if NUMBERED.fullmatch(folder.name):
+        return f"{folder.parent.name}/{folder.name}"
+    return folder.name
+
+
 def run_of(checkpoint: str | Path) -> Path | None:
     """Return the folder of the run that wrote a checkpoint; None if it is not known.
 

@@ -46,7 +46,7 @@ from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.images.class_names import class_hash
 from uvit_decay.nn.base import check_attributes
-from uvit_decay.runs.counters import run_length
+from uvit_decay.runs.counters import log_short_run, run_length
 from uvit_decay.runs.restore import restore_run
 from uvit_decay.runs.resume import Start
 from uvit_decay.runs.settings import Settings
@@ -54,7 +54,7 @@ from uvit_decay.runtime.errors import UserError, check_whole
 from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.runtime.precision import check_training_precision
 from uvit_decay.runtime.validation import check_compile
-from uvit_decay.tasks.finite import LossGuard, check_finite
+from uvit_decay.tasks.finite import LossGuard, ValidationLoss, check_finite
 from uvit_decay.tasks.init_from import adapt, read_initial
 from uvit_decay.tasks.loader_data import LoaderData, check_match
 from uvit_decay.tasks.losses.auxiliary import PREFIX, AuxiliaryLoss, AuxiliaryLosses, Observed
@@ -131,6 +131,7 @@ class Task(LightningModule):
         self._start_step = 0  # of the checkpoint from which the run resumed
         self._start_images = 0  # training images until then
         self._utilisation = Utilisation()
+        self._validation_loss = ValidationLoss()
 
     @classmethod
     def load_from_checkpoint(
@@ -292,6 +293,9 @@ class Task(LightningModule):
         batch = self._to_batch(batch, batch_idx, trains=False)
         self.log("val/loss", self.loss(batch, "val"), prog_bar=True, sync_dist=True, batch_size=len(batch.images))
 
+    def on_validation_end(self) -> None:
+        self._validation_loss.remark(self)
+
     def configure_optimizers(self) -> dict[str, Any]:
         data = self.data
         optim = self.optim
@@ -299,12 +303,8 @@ class Task(LightningModule):
         if not self.trainer.fast_dev_run:  # a trial of a step or two is shorter than the schedule
             optim.check_length(total, epoch)
         lr = optim.rate(data.batch_size)
-        if optim.blr is not None:
-            rank_zero_info(f"learning rate {lr:g} = blr {optim.blr:g} x global batch {data.batch_size} / 256")
-        shorter = optim.find_shorter_warmup(total, epoch)
-        if shorter is not None:
-            length = f"the run ends at step {total:g}, within its warm-up of {optim.warmup(epoch):g} steps"
-            rank_zero_info(f"warning: {length}: set {shorter}")
+        for line in optim.remarks(data.batch_size, total, epoch):
+            rank_zero_info(line)
         optimizer = optim.build(self.net, lr, own_parameters(self), fused=not scales(self.trainer))
         self.skipped.watch(optimizer, self.trainer)
         scheduler = Schedule(optimizer, lambda step: optim.factor(step, total, epoch, optim.min_lr / lr))
@@ -343,8 +343,7 @@ class Task(LightningModule):
         for name in losses[0]:
             values = torch.stack([logged[name] for logged in losses])
             self.log(name, values.mean(), sync_dist=True)
-        # Lightning would copy a number to the device, but leaves a tensor where it is.
-        self.log("train/lr", torch.tensor(optimizer.param_groups[0]["lr"]))
+        self.log("train/lr", torch.tensor(optimizer.param_groups[0]["lr"]))  # a number would be copied to the device
 
     def configure_gradient_clipping(
         self,
@@ -375,6 +374,7 @@ class Task(LightningModule):
         self._utilisation.restart()
 
     def on_train_start(self) -> None:
+        log_short_run(self.trainer)
         if self.trainer.loggers and not self.trainer.fast_dev_run:
             self._utilisation.start(self)
         self._utilisation.restart()

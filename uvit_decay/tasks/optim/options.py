@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -175,6 +175,21 @@ class Optimization:
             return self.warmup_steps
         _, default = ALTERNATIVES["warmup_steps"]
         return default
+
+    def remarks(self, batch_size: int, total: float, epoch: float) -> Iterator[str]:
+        """Yield lines on the learning rate that follows from `blr`, and on a run that ends within its warm-up.
+
+        Args:
+            batch_size: global batch size.
+            total: optimizer steps of the run; infinite if its end is not known.
+            epoch: optimizer steps of an epoch.
+        """
+        if self.blr is not None:
+            yield f"learning rate {self.rate(batch_size):g} = blr {self.blr:g} x global batch {batch_size} / 256"
+        shorter = self.find_shorter_warmup(total, epoch)
+        if shorter is not None:
+            length = f"the run ends at step {total:g}, within its warm-up of {self.warmup(epoch):g} steps"
+            yield f"warning: {length}: set {shorter}"
 
     def find_shorter_warmup(self, total: float, epoch: float) -> str | None:
         """Return the flag of a warm-up over a tenth of the run if the run ends within its warm-up; otherwise None.
