@@ -2,7 +2,7 @@
 
 import pytest
 import yaml
-from conftest import ROOT, refused, train
+from conftest import ROOT, refused, tiny_trainer, train
 from image_noise import tree
 from jsonargparse import Namespace
 from refusals import find_line
@@ -143,6 +143,15 @@ def test_latents_are_clipped_only_where_the_command_line_asks(data, words, clip)
     config = Namespace(model=model, data=Namespace(class_path=f"uvit_decay.data.{data}"))
     unclip_latents(config, words)
     assert config.model.init_args.sampling.clip is clip
+
+
+@pytest.mark.parametrize(("size", "said"), [(16, True), (12, False)])
+def test_enlarged_images_are_remarked_on_in_training(size, said, tmp_path, caplog):
+    tree(tmp_path, NAMES, size=8)
+    data = Images(tmp_path, channels=1, batch_size=1, image_size=size)
+    data.trainer = tiny_trainer(tmp_path)
+    data.load()
+    assert any("--data.image_size 8" in line for line in caplog.messages) == said
 
 
 @pytest.mark.parametrize(

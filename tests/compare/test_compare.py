@@ -60,6 +60,20 @@ def test_the_axis_of_a_single_evaluation_has_the_whole_training(steps, begins_at
     assert (left == 0) == begins_at_0
 
 
+@pytest.mark.parametrize(
+    ("ends", "words"), [([20], ()), ([20, 20], ("thin", "thick")), ([10, 20], ("thin", "thick", "shortest"))]
+)
+def test_a_legend_explains_lines_and_a_title_names_runs(ends, words, monkeypatch):
+    figures = []
+    monkeypatch.setattr(plots, "_save", lambda figure, path: figures.append(figure))
+    runs = [[{"step": step, "fid": 3.0} for step in range(10, end + 1, 10)] for end in ends]
+    plots.learning_curves(Path("x.png"), {"0.7": runs}, "step", {"fid": "FID"}, {}, "alpha_min", "digits/version_0")
+    (figure,) = figures
+    title = figure.legends[0].get_title().get_text()
+    assert [word for word in ("thin", "thick", "shortest") if word in title] == list(words)
+    assert figure.get_suptitle() == "digits/version_0"
+
+
 @pytest.fixture
 def drawn(monkeypatch):
     """Return the runs whose curves are drawn, by what they are of."""
@@ -84,6 +98,7 @@ def test_runs_with_fid_alone_have_curves_of_it(drawn, tmp_path, monkeypatch, cap
         "| --- | --- | --- | --- |",
         "| 1.0 | 1 | 12.00 | 2.00 |",
     ]
+    assert "| all |" not in shown.out  # without probes it has no correlation
     assert shown.err == ""
     monkeypatch.undo()
     for x in ("step", "alpha_min"):

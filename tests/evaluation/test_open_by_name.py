@@ -176,7 +176,10 @@ def test_reports_say_which_images_were_the_test_images(forms, images):
     path = str(forms / "labelled")
     assert "%" not in describe_test_images(open_data("digits", None, 8, 1))
     assert describe_test_images(open_data(path, path, 16, 3)).startswith(f"{path}; ")  # they are the training images
-    find_line(describe_test_images(open_data(path, None, 16, 3)), "10%")
+    held_out = open_data(path, None, 16, 3)
+    find_line(describe_test_images(held_out), "10%", "already seen")
+    find_line(describe_test_images(held_out, "another"), "10%", "already seen")
+    assert "already seen" not in describe_test_images(held_out, held_out.fingerprint)
 
 
 @pytest.mark.parametrize("name", ["digits", str(ROOT / "configs" / "digits.yaml")])

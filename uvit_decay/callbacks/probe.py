@@ -187,7 +187,7 @@ class LinearProbes(Periodic):
             log_picture(trainer, self.folder / NOISE_SHARE_PICTURE)
         record(trainer, self.folder / PROBES, values, metadata, logged)
         rank_zero_info(
-            f"LinearProbes at step {trainer.global_step}: best grid point {best['name']} at t = {best['t']:g}: "
+            f"LinearProbes at step {trainer.global_step}: best on held-out images {best['name']} at t = {best['t']:g}: "
             f"test accuracy {best['test_accuracy']:.3f}, nearest neighbours {best['knn_accuracy']:.3f}; "
             f"{layer}: {', '.join(shown)}"
         )

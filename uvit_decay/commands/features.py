@@ -72,7 +72,7 @@ def probe(
     with open_program([probed.ckpt], loading.device) as (processes, device):
         network = open_network(probed.ckpt, loading)
         data = open_probed_data(network, probed.data, probed.test)
-        about = {**network.about, **describe_data(data)}
+        about = {**network.about, **describe_data(data, network.fingerprint)}
         check_probed(network.net, network.path, data, probing)
         precision = chosen_precision(probed.precision, device)
         name = f"{network.name}-{data.name}{probed.test_suffix}{probing.name}"

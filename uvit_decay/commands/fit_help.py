@@ -60,6 +60,7 @@ all flags: python train.py {command} --help_all
 flags of a class: python train.py fit --model.net.help uvit_decay.nn.UViT
 settings of a run, without a run: python train.py fit ... --print_config
 checks before a run: python train.py doctor ...
+on two GPUs of a machine: torchrun --nproc_per_node 2 -- train.py fit ... --trainer.devices 2 --trainer.strategy ddp
 """
 FIT_FLAGS = tuple(re.findall(r"^  (--[\w.]+)", FIT, re.MULTILINE))
 SUBCOMMANDS = ("fit", "validate")  # of LightningCLI; validate is the loss of a checkpoint on the test set

@@ -31,7 +31,7 @@ from uvit_decay.data.image_files import (
 )
 from uvit_decay.data.labels import AUTO, FOLDERS, LEAF, LabelOptions
 from uvit_decay.data.on_disk import OnDisk, find_brightest
-from uvit_decay.data.unread import UNREAD, describe_listing, leave_out_unreadable, store_list
+from uvit_decay.data.unread import UNREAD, describe_listing, leave_out_unreadable, remark_on_enlarging, store_list
 from uvit_decay.images.class_names import class_list
 from uvit_decay.runtime.errors import UserError, check_numbers
 from uvit_decay.runtime.files import check_writable
@@ -151,6 +151,8 @@ class Images(ImageData):
         if isinstance(self.train, InMemory):
             self.num_workers = 0
         self._tell_what_was_read(listing, test)
+        if self.trainer is not None:
+            remark_on_enlarging(*self._training_files, self.image_size)
 
     def _tell_what_was_read(self, training: Listing, test: Listing | None) -> None:
         """Print what was read and what was not; store the list of images that were left out."""

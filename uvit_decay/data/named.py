@@ -98,9 +98,9 @@ def is_data_set(name: str) -> bool:
     return bool(split) and (stem in SETS or stem.endswith((".yaml", ".yml")))
 
 
-def describe_data(data: ImageData) -> dict[str, str]:
-    """Return the descriptions of the pictures and of the test images for reports."""
-    return {"pictures": _describe_pictures(data), "test images": describe_test_images(data)}
+def describe_data(data: ImageData, trained_on: str | None = None) -> dict[str, str]:
+    """Return the descriptions of the pictures and of the test images for reports; see `describe_test_images`."""
+    return {"pictures": _describe_pictures(data), "test images": describe_test_images(data, trained_on)}
 
 
 def _describe_pictures(data: ImageData) -> str:
@@ -113,12 +113,19 @@ def _describe_pictures(data: ImageData) -> str:
     return f"as stored, {size}"
 
 
-def describe_test_images(data: ImageData) -> str:
-    """Return the description of the test images for reports, with a remark if training images are among them."""
+def describe_test_images(data: ImageData, trained_on: str | None = None) -> str:
+    """Return the description of the test images for reports, with a remark if training images are among them.
+
+    Args:
+        data: the data.
+        trained_on: fingerprint of the images that the network was trained on; None if it is not known.
+    """
     if not isinstance(data, Images):
         text = "the test images of the data set"
     elif data.test_name:
         text = data.test_name
+    elif trained_on is not None and trained_on == data.fingerprint:
+        text = f"a random {data.holdout:.0%} of this data set, which the training of the network held out, too"
     else:
         text = (
             f"a random {data.holdout:.0%} of this data set, held out here; a network trained without this holdout has "

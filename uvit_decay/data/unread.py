@@ -10,15 +10,18 @@ from pathlib import Path
 
 import PIL
 from filelock import FileLock
+from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay.data.decoding import AS_TRAINED, Reading, check_image, formats
 from uvit_decay.data.file_kinds import count_kinds, hint_at_heif
-from uvit_decay.data.fingerprint import hash_files, hash_states
-from uvit_decay.data.image_files import Failures, Listing, attempt, explain_failures
+from uvit_decay.data.fingerprint import hash_files, hash_states, spread
+from uvit_decay.data.image_files import Failures, Listing, attempt, common_side, explain_failures
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import cache_folder, check_writable, replacing
 from uvit_decay.runtime.validation import read_json, write_json
 
+FEW = 10  # images whose headers tell whether they are enlarged
+ENLARGED = 2  # factor from which enlarged images are remarked on
 UNREAD = "unread.txt"  # the list in the folder of a run: a line for each image, its name and the reason
 
 
@@ -44,6 +47,22 @@ def describe_listing(listing: Listing, size: int | None = None, where: str = "")
     if unread:
         text += f"; not read: {', '.join(unread)}"
     return text + hint_at_heif(listing.others)
+
+
+def remark_on_enlarging(listing: Listing, chosen: Sequence[int], size: int) -> None:
+    """Print a remark if images, all of one size, are enlarged to this size by a factor of ENLARGED or more.
+
+    Args:
+        listing: the images.
+        chosen: indices of the training images, of which the headers of a few are read.
+        size: height and width to which they are enlarged.
+    """
+    few = [chosen[i] for i in spread(len(chosen), FEW)]
+    side = common_side(listing, few, size)
+    if side is not None and side * ENLARGED <= size:
+        flags = f"--data.image_size {side} --model.net.image_size {side}"
+        text = f"images of {side}x{side} pixels are enlarged to {size}x{size}"
+        rank_zero_info(f"{text}; {flags} trains on them as they are")
 
 
 def leave_out_unreadable(listing: Listing, reading: Reading = AS_TRAINED) -> Listing:

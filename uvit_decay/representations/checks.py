@@ -45,10 +45,15 @@ def check_network(net: object, path: NoisePath | None) -> None:
 
 def check_data(data: ImageData, protocol: Protocol, options: ProtocolOptions) -> None:
     """Raise a UserError if there are not enough labelled images for a protocol with a classifier."""
-    if data.test is None or len(data.class_names) < 2:
+    if len(data.class_names) < 2:
+        count = len(data.class_names) or "no"
+        plural = "" if count == 1 else "es"
+        advice = "sort the images into class folders, or remove LinearProbes in train.py"
+        raise UserError(localise(f"{data.name} has {count} class{plural}, probes need two or more: {advice}"))
+    if data.test is None:
         text = (
-            "probes need test images and two classes or more: give test images (evaluate.py: --test; train.py: "
-            "--data.test_path or --data.holdout 0.1), or remove LinearProbes in train.py"
+            "probes need test images: give them (evaluate.py: --test; train.py: --data.test_path or --data.holdout "
+            "0.1), or remove LinearProbes in train.py"
         )
         raise UserError(localise(text))
     train, _ = choose_images(options, data)

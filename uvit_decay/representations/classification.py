@@ -116,7 +116,7 @@ class Classifying:
             "train": len(train),
             "test": len(test),
             "classes": len(self.data.class_names),
-            **describe_data(self.data),
+            **describe_data(self.data, self.network.fingerprint),
             "layer": self.layer,
             "name": self.network.net.layers[self.layer].name,
             "norm": "the network's final layer norm" if self.options.norm else "none",

@@ -50,6 +50,7 @@ class ProbedNetwork:
         data: name of the images that the network was trained on; None if unknown.
         latents: latent space of the network's input; None for pixels.
         class_names: names of the classes of a classifier or of a conditional denoiser; empty if there are none.
+        fingerprint: fingerprint of the images that the network was trained on; None if it is not known.
     """
 
     net: nn.Module
@@ -60,6 +61,7 @@ class ProbedNetwork:
     data: str | None = None
     latents: LatentSpace | None = None
     class_names: tuple[str, ...] = ()
+    fingerprint: str | None = None
 
     @property
     def is_encoder(self) -> bool:
@@ -101,7 +103,9 @@ def _open_checkpoint(path: Path, loading: LoadingOptions) -> ProbedNetwork:
     if run is not None and run.name.startswith("version_"):
         name = f"{run.parent.name}-{run.name}-{name}"
     title = f"{path.name if run is None else name_run(run)}, step {card.step}"
-    return ProbedNetwork(loaded.net, name, title, about, loaded.path, card.data, card.latents, card.class_names)
+    return ProbedNetwork(
+        loaded.net, name, title, about, loaded.path, card.data, card.latents, card.class_names, card.data_hash
+    )
 
 
 def _open_timm(name: str, size: int | None) -> ProbedNetwork:
