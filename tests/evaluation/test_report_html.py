@@ -79,6 +79,14 @@ def decoded(text):
     return [Image.open(io.BytesIO(base64.b64decode(part))) for part in parts]
 
 
+def test_each_setting_of_the_protocol_is_a_row(tmp_path):
+    report = replace(REPORT, protocol={"samples": {"sampler": {"steps": 25}, "seed": 3}})
+    write_html(tmp_path / "report.html", report)
+    text = (tmp_path / "report.html").read_text()
+    assert "samples.sampler.steps</th><td>25<" in text
+    assert "samples.seed</th><td>3<" in text
+
+
 def test_everything_is_there(tmp_path):
     texts = Page(written(tmp_path, REPORT)).texts
     headings = {"Digits, step 2000", *REPORT.remarks, "Samples", "Memorisation", "Coverage of the classes", "Protocol"}

@@ -3,16 +3,22 @@
 import json
 import math
 import os
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
 from uvit_decay.runs import history
-from uvit_decay.runs.history import Measurement
+from uvit_decay.runs.history import Measurement, name_run
 
 
 def at(step, **values):
     return Measurement(step, step / 44, 32 * step, values, {"weights": "ema", "times": [0.1, 0.2]})
+
+
+def test_a_run_is_named_by_its_experiment_and_version():
+    assert name_run(Path("runs/digits/version_3")) == "digits/version_3"
+    assert name_run(Path("runs/mine")) == "mine"
 
 
 def test_a_line_is_a_measurement_and_is_read_back(tmp_path):
