@@ -155,7 +155,7 @@ def test_an_average_of_initial_weights_is_a_warning(tmp_path, options, total, fl
 def test_a_callback_that_never_runs_is_a_warning(tmp_path):
     callback = Preview(every_n_steps=500, at_end=False, rows=1)
     run = run_of(tmp_path, callback)
-    found = rehearse(run, lambda callbacks: tiny_trainer(tmp_path, *callbacks, max_steps=3))
+    found = rehearse(run, lambda callbacks: tiny_trainer(tmp_path, *callbacks, max_steps=3), Rehearsal(run))
     (finding,) = found.callbacks
     assert finding.level == "warning"
     assert "every_n_steps 1 " in finding.flag
