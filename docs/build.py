@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import sysconfig
 from pathlib import Path
 
 from check import problems
@@ -29,6 +30,9 @@ def main() -> int:
     for left in (DOCS / "_build", DOCS / "api" / "generated"):
         shutil.rmtree(left, ignore_errors=True)
     os.environ["IPYTHONDIR"] = str(own_profile(DOCS / "_build" / "ipython"))
+    scripts = sysconfig.get_path("scripts")  # of this environment, which need not be active
+    os.environ["PATH"] = os.pathsep.join([scripts, os.environ["PATH"]])  # notebooks run uvit-decay
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of small networks wait for each other on a busy machine
     os.environ["MATPLOTLIBRC"] = str(DOCS / "figures.mplstyle")  # figures of notebooks, too, suit a dark page
     strict = ["--fail-on-warning", "--nitpicky", "--quiet"]
     code = build_main([*strict, "-d", str(DOCS / "_build" / "doctrees"), str(DOCS), str(SITE)])

@@ -33,6 +33,13 @@ def test_notebooks_are_kept_without_outputs_and_with_ids():
         assert not any(cell.get("outputs") or cell.get("execution_count") for cell in content["cells"])
 
 
+def test_a_command_of_a_notebook_that_fails_ends_the_build():
+    for notebook in DOCS.glob("notebooks/*.ipynb"):
+        for cell in json.loads(notebook.read_text())["cells"]:
+            if cell["cell_type"] == "code":  # a failure of a line with ! goes unnoticed, of a %%bash cell it does not
+                assert not any(line.startswith("!") for line in cell["source"])
+
+
 def test_links_that_lead_to_files_and_places_are_fine(check, tmp_path):
     (tmp_path / "a.html").write_text('<a href="b.html#x"></a><a href="https://example.org"></a><img src="data:,">')
     canonical = '<link rel="canonical" href="https://example.org">'
