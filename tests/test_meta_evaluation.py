@@ -154,7 +154,7 @@ def test_features_of_dinov2_never_wait(tmp_path):
 def test_features_are_stored_with_one_wait_a_batch_for_each_kind(digits, tmp_path):
     extractor = SmallClassifier()
     extractor.channels, extractor.widths["logits"], extractor.sha256 = 1, 10, ""
-    extractor.net = extractor._network().eval().to(META)
+    extractor.net = extractor._network(1, 10, halved=False).eval().to(META)
     images = DatasetImages("digits", digits.test, 1, (), list(range(48)))
     run = Extract(extractor, META, batch_size=2).run
     found, store = waits_of(lambda: run(images, ["features", "logits", "shown"], Processes(), tmp_path / "store"))

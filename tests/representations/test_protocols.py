@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import tiny_net
 from evaluations import evaluate, refused
-from refusals import find_line
+from refusals import find_line, raises_user_error
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
@@ -167,7 +167,7 @@ def test_one_class_and_a_missing_class_token_are_one_line(trained, image_dir, en
     data = Digits()
     data.setup()
     data.class_names = ("0",)
-    with pytest.raises(Exception, match="test"):
+    with raises_user_error("1 class", "LinearProbes"):
         Classifying(ProbedNetwork(tiny_net(), "tiny", "tiny", {}, VP()), data, Classification())
 
 

@@ -77,8 +77,12 @@ class SmallPrograms:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Return every file below a folder, including hidden ones."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    """Return every file below a folder, including hidden ones, but not the empty files that locks leave."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.suffix != ".lock":
+            found[str(path.relative_to(folder))] = path.read_bytes()
+    return found
 
 
 def small_inputs(folder: Path) -> dict[str, Path]:

@@ -16,7 +16,7 @@ from uvit_decay.runtime.placeholders import check_file
 
 MOST_LAYERS = 1000  # of each block of an autoencoder
 CONFIG = "config.json"  # of an autoencoder
-INDEX, PART = "model_index.json", "vae"  # of a pipeline: its index, and the folder of its autoencoder
+PIPELINE_INDEX, PART = "model_index.json", "vae"  # of a pipeline: its index, and the folder of its autoencoder
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 FLOATING = frozenset({"F16", "BF16", "F32", "F64"})  # dtypes of safetensors
 
@@ -24,7 +24,7 @@ FLOATING = frozenset({"F16", "BF16", "F32", "F64"})  # dtypes of safetensors
 def find_in_pipeline(vae: str) -> str:
     """Return the autoencoder's folder if `vae` is the folder of a pipeline of diffusers, otherwise `vae`."""
     part = Path(vae) / PART
-    if (Path(vae) / INDEX).is_file() and (part / CONFIG).is_file():
+    if (Path(vae) / PIPELINE_INDEX).is_file() and (part / CONFIG).is_file():
         return str(part)
     return vae
 

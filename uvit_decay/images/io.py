@@ -125,7 +125,7 @@ def _lay_out(names: Sequence[str], side: int) -> _Headings:
     width = min(math.ceil(widest), int(side * MOST_WIDENED))
     shortened = []
     for heading in lines:
-        shortened.append([_shorten(line, width, font) for line in heading])
+        shortened.append([_shorten_line(line, width, font) for line in heading])
     return _Headings(shortened, font, width)
 
 
@@ -149,7 +149,7 @@ def _split_evenly(parts: list[str]) -> list[str]:
     return best
 
 
-def _shorten(line: str, width: int, font: ImageFont.FreeTypeFont) -> str:
+def _shorten_line(line: str, width: int, font: ImageFont.FreeTypeFont) -> str:
     """Return a line that fits, with "..." instead of what does not."""
     if font.getlength(line) <= width:
         return line

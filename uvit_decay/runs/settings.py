@@ -184,6 +184,8 @@ def _find_defaults(before: Settings, now: Settings) -> Iterator[tuple[str, Any]]
             continue
         for argument, parameter in inspect.signature(kind).parameters.items():
             value = parameter.default
+            if value is inspect.Parameter.empty:
+                continue
             if dataclasses.is_dataclass(value):
                 value = dataclasses.asdict(value)
             for flag, leaf in flat(value, f"{owner}.{argument}"):

@@ -15,7 +15,7 @@ from uvit_decay.runtime.validation import as_type, read_json
 NAME = "diffusion_pytorch_model"
 # As `save_pretrained` names them: NAME.fp16.safetensors, and NAME.safetensors.index.fp16.json beside the shards.
 FILE = re.compile(NAME + r"(\.(?P<variant>[^.-]+))?\.(?P<format>safetensors|bin)")
-INDEX = re.compile(NAME + r"\.(?P<format>safetensors|bin)\.index(\.(?P<variant>[^.-]+))?\.json")
+SHARD_INDEX = re.compile(NAME + r"\.(?P<format>safetensors|bin)\.index(\.(?P<variant>[^.-]+))?\.json")
 FORMATS = ("safetensors", "bin")  # the first one that is there is read
 
 
@@ -34,7 +34,7 @@ def find_weights(folder: Path) -> WeightsFile | None:
     """
     found: dict[str | None, dict[str, Path]] = {}
     for path in sorted(folder.iterdir()):
-        match = FILE.fullmatch(path.name) or INDEX.fullmatch(path.name)
+        match = FILE.fullmatch(path.name) or SHARD_INDEX.fullmatch(path.name)
         if match and path.is_file():
             found.setdefault(match["variant"], {}).setdefault(match["format"], path)
     if not found:
