@@ -24,11 +24,13 @@ def at_home(path: str | Path) -> Path:
 
 
 def check_is_file(path: Path) -> None:
-    """Raise a UserError if `path` is a folder or does not exist."""
+    """Raise a UserError if `path` is a folder, a pipe or a device, or does not exist."""
     if path.is_dir():
         raise UserError(f"the file {path} is a folder")
-    if not path.is_file():
+    if not path.exists():
         raise UserError(f"the file {path} does not exist")
+    if not path.is_file():
+        raise UserError(f"the file {path} is a pipe or a device")  # opening a pipe would wait for its writer
 
 
 def check_images_exist(path: str | Path) -> None:

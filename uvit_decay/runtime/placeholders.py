@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.files import check_is_file
 
 PAGE = 256  # bytes at the start of a file that reveal a placeholder
 # First line of a pointer, by git-lfs' docs/spec.md: the current URL, and the URL of the first versions.
@@ -27,6 +28,7 @@ def check_content(name: Path | str, start: bytes) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Raise a UserError if a file that exists is a placeholder; an OSError if it cannot be read."""
+    """Raise a UserError if a file is a placeholder or no regular file; an OSError if it cannot be read."""
+    check_is_file(path)
     with path.open("rb") as file:
         check_content(path, file.read(PAGE))
