@@ -36,6 +36,7 @@ from uvit_decay.evaluation.metric_table import METRICS
 from uvit_decay.metrics import SmallClassifier, small_classifier
 from uvit_decay.nn import MAE, ResNet, SiT, UViT, ViT
 from uvit_decay.representations.protocols import PROTOCOLS
+from uvit_decay.runtime.program import NUMBERS
 from uvit_decay.tasks import DiffusionTask
 from uvit_decay.tasks.base import Optimization
 
@@ -213,6 +214,18 @@ def mine(monkeypatch) -> Iterator[None]:
     for table, entries in zip(tables, before, strict=True):
         table.clear()
         table.update(entries)
+
+
+@pytest.fixture(autouse=True)
+def _launchers() -> Iterator[None]:
+    """Remove the variables that Lightning sets where it starts processes: a later run would take them for a launcher's."""
+    names = ("MASTER_ADDR", *NUMBERS)
+    before = {name: os.environ.get(name) for name in names}
+    yield
+    for name, value in before.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
 
 
 @pytest.fixture(scope="session")

@@ -141,7 +141,7 @@ def test_another_file_in_its_place_is_named_and_kept(server, target):
     assert server.requests == 0
     target.unlink()
     target.mkdir()
-    fails(str(target), "directory", url=server.url, target=target)
+    fails(str(target), "folder", url=server.url, target=target)
 
 
 @pytest.mark.parametrize("status", [404, 503])
