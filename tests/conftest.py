@@ -218,7 +218,7 @@ def mine(monkeypatch) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _launchers() -> Iterator[None]:
-    """Remove the variables that Lightning sets where it starts processes: a later run would take them for a launcher's."""
+    """Remove the variables that Lightning sets where it starts processes: later runs would find a launcher."""
     names = ("MASTER_ADDR", *NUMBERS)
     before = {name: os.environ.get(name) for name in names}
     yield
