@@ -15,7 +15,7 @@ from uvit_decay.data.image_files import list_images
 from uvit_decay.evaluation import npz
 from uvit_decay.images.autoencoder import Autoencoder
 from uvit_decay.runtime.download import verify
-from uvit_decay.runtime.placeholders import check_content
+from uvit_decay.runtime.files import check_content
 from uvit_decay.runtime.tensor_files import load_pickle, load_tensors
 from uvit_decay.runtime.validation import read_json
 

@@ -26,7 +26,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 
 from uvit_decay.runtime.errors import UserError, explain
-from uvit_decay.runtime.placeholders import check_content
+from uvit_decay.runtime.files import check_content
 from uvit_decay.runtime.progress import track
 
 # Exceptions of zipfile, tarfile and PIL on damaged bytes; fuzzing 20 formats raised no others.

@@ -21,7 +21,7 @@ from PIL import Image, UnidentifiedImageError
 
 from uvit_decay.data.archives import DAMAGED
 from uvit_decay.runtime.errors import UserError, check_whole, explain
-from uvit_decay.runtime.placeholders import PAGE, check_content
+from uvit_decay.runtime.files import PAGE, check_content
 
 # Formats that PIL may open, whatever the file extension: common ones first, TGA last because it has no signature. Other
 # formats are not images (labels.h5) or run another program on the contents (EPS, and IPTC, which may contain an EPS).

@@ -24,8 +24,7 @@ from uvit_decay.data.label_tables import LABEL_WORDS
 from uvit_decay.data.labels import AUTO, number_labels
 from uvit_decay.images.class_names import class_hash
 from uvit_decay.runtime.errors import UserError, explain
-from uvit_decay.runtime.files import at_home
-from uvit_decay.runtime.placeholders import PAGE, check_content
+from uvit_decay.runtime.files import PAGE, at_home, check_content
 from uvit_decay.runtime.typed import check_types
 
 if TYPE_CHECKING:

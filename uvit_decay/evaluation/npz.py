@@ -14,7 +14,7 @@ import psutil
 
 from uvit_decay.data.archives import DAMAGED, open_file
 from uvit_decay.runtime.errors import UserError, explain
-from uvit_decay.runtime.placeholders import PAGE, check_content
+from uvit_decay.runtime.files import PAGE, check_content
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from torch import nn
 
 from uvit_decay.runtime.diffusers_files import find_weights
 from uvit_decay.runtime.errors import UserError, explain
-from uvit_decay.runtime.placeholders import check_file
+from uvit_decay.runtime.files import check_file
 
 MOST_LAYERS = 1000  # of each block of an autoencoder
 CONFIG = "config.json"  # of an autoencoder

@@ -19,8 +19,7 @@ from typing import Literal
 from filelock import FileLock
 
 from uvit_decay.runtime.errors import UserError, explain
-from uvit_decay.runtime.files import writing
-from uvit_decay.runtime.placeholders import check_file
+from uvit_decay.runtime.files import check_file, writing
 from uvit_decay.runtime.progress import terminal_width, track
 
 Algorithm = Literal["md5", "sha256"]

@@ -1,8 +1,9 @@
-"""Writing files: checked before the work, by one program at a time, and atomically."""
+"""Files, checked before the work: those that are read, and those that are written, atomically and by one program."""
 
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shlex
 from collections.abc import Iterator
@@ -16,6 +17,11 @@ from filelock import FileLock, Timeout
 from uvit_decay.runtime.errors import UserError, one_line
 
 LOCK = ".lock"  # in a claimed folder
+# Placeholders that stand in place of a file: a Git LFS pointer, or the web page of a failed download.
+PAGE = 256  # bytes at the start of a file that reveal a placeholder
+# First line of a pointer, by git-lfs' docs/spec.md: the current URL, and the URL of the first versions.
+POINTERS = (b"version https://git-lfs.github.com/spec/", b"version https://hawser.github.com/spec/")
+WEB_PAGE = re.compile(rb"\s*<[!?a-zA-Z]")  # the length at the start of a .safetensors can have the bytes of " <"
 
 
 def at_home(path: str | Path) -> Path:
@@ -31,6 +37,26 @@ def check_is_file(path: Path) -> None:
         raise UserError(f"the file {path} does not exist")
     if not path.is_file():
         raise UserError(f"the file {path} is a pipe or a device")  # opening a pipe would wait for its writer
+
+
+def check_content(name: Path | str, start: bytes) -> None:
+    """Raise a UserError if a binary file that begins with the bytes `start` is a placeholder.
+
+    Args:
+        name: path of the file, for the message.
+        start: the first `PAGE` bytes, or more.
+    """
+    if start.startswith(POINTERS):
+        raise UserError(f"{name} is a Git LFS pointer, not the file itself: run git lfs pull in its repository")
+    if WEB_PAGE.match(start):
+        raise UserError(f"{name} is a web page, not the file itself: the download failed, fetch it again")
+
+
+def check_file(path: Path) -> None:
+    """Raise a UserError if a file is a placeholder or no regular file; an OSError if it cannot be read."""
+    check_is_file(path)
+    with path.open("rb") as file:
+        check_content(path, file.read(PAGE))
 
 
 def check_images_exist(path: str | Path) -> None:

@@ -24,8 +24,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from uvit_decay.runtime.errors import UserError, explain, one_line
-from uvit_decay.runtime.files import check_is_file, replacing
-from uvit_decay.runtime.placeholders import PAGE, check_content, check_file
+from uvit_decay.runtime.files import PAGE, check_content, check_file, check_is_file, replacing
 from uvit_decay.runtime.validation import as_type
 from uvit_decay.runtime.wrapped_names import find_shared_prefix, remove_prefix
 
@@ -62,7 +61,8 @@ def load_tensors(path: Path, verify: bool = True) -> tuple[dict[str, str], dict[
         path: the file.
         verify: compare the tensors with their checksums; names, shapes and metadata are always compared.
     """
-    _check_readable(path)
+    with explain(f"cannot read {path}", OSError):
+        check_file(path)
     refusal = explain(f"{path} is truncated or not a safetensors file", SafetensorError, OSError, MemoryError)
     with refusal, safe_open(path, framework="pt") as file:
         metadata = file.metadata() or {}
@@ -174,13 +174,6 @@ def load_any(path: Path) -> tuple[dict[str, str], Any]:
     if path.suffix.lower() == ".safetensors":
         return load_tensors(path)
     return {}, load_pickle(path)
-
-
-def _check_readable(path: Path) -> None:
-    """Raise a UserError for a file that is missing, that may not be read, or that is a placeholder."""
-    check_is_file(path)
-    with explain(f"cannot read {path}", OSError):
-        check_file(path)
 
 
 def check_records(file: IO[bytes], whole: bool, head: bool = True) -> None:

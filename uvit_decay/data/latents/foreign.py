@@ -25,7 +25,7 @@ from torch import Tensor
 from uvit_decay.data.archives import DAMAGED, ArchiveIndex, find, open_members
 from uvit_decay.images.autoencoder import NO_VARIANCE
 from uvit_decay.runtime.errors import UserError, explain
-from uvit_decay.runtime.placeholders import PAGE, check_content
+from uvit_decay.runtime.files import PAGE, check_content
 from uvit_decay.runtime.progress import track
 from uvit_decay.runtime.tensor_files import load_pickle, load_tensors
 from uvit_decay.runtime.validation import as_type
