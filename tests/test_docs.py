@@ -80,7 +80,7 @@ def code(*titles: str) -> str:
 def test_the_first_commands_of_the_readme_are_those_of_the_continuous_integration():
     script = (ROOT / ".ci" / "run").read_text()
     readme = PAGES[0].read_text()
-    for command in ('pip install -e ".[test]" && pytest', "pip install -e . && python train.py fit"):
+    for command in ('pip install -e ".[test]" && pytest', "pip install -e .\n    python train.py fit "):
         assert command in readme
     assert '-e ".[test]"' in script
     assert "pytest" in script
