@@ -4,6 +4,7 @@ import gc
 import math
 import weakref
 
+import pytest
 import torch
 from conftest import trained_once
 from lightning.pytorch import Callback
@@ -13,7 +14,7 @@ from runs import fit, latent_task
 
 from uvit_decay.callbacks import GenerationMetrics, LinearProbes, Preview
 from uvit_decay.callbacks.generation_size import limit_reference
-from uvit_decay.data import Latents
+from uvit_decay.data import Digits, InMemory, Latents
 from uvit_decay.images.autoencoder import Autoencoder
 from uvit_decay.metrics import SmallClassifier
 from uvit_decay.metrics.extractors import Extractor, Features
@@ -133,3 +134,13 @@ def test_samples_of_latents_are_evaluated_decoded_against_images(encoded, image_
     assert line.values["fd"] > 0
     assert (line.metadata["samples"]["size"], line.metadata["reference"]["size"]) == ("32x32", "32x32")
     assert any("not Inception's" in remark for remark in line.metadata["remarks"])
+
+
+@pytest.mark.parametrize(("count", "measured"), [(100, False), (200, False), (201, True)])
+def test_metrics_sized_to_the_run_need_twenty_images_of_a_class(count, measured):
+    data = Digits()
+    data.setup()
+    data.train = InMemory(*data.train[range(count)])
+    obstacle = GenerationMetrics("small-cnn", num=None)._find_obstacle(data)
+    assert (obstacle is None) == measured
+    assert measured or str(count) in obstacle

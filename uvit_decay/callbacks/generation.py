@@ -40,6 +40,7 @@ from uvit_decay.runtime.typed import check_types
 from uvit_decay.tasks.diffusion import DiffusionTask
 
 MOST = 5000  # images of each measurement
+PER_CLASS = 20  # training images of a class below which no classifier is trained for the metrics
 
 
 @check_types
@@ -163,6 +164,8 @@ class GenerationMetrics(PeriodicSampling):
             UserError: the extractor needs labels, there are none, and the metrics are not sized to the data.
         """
         count, least = len(data.train), self.extractor.widths["features"]
+        if self.extractor.needs_labels:  # a classifier recognises nothing that it has seen only a few times
+            least = max(least, PER_CLASS * len(data.class_names))
         if self.num is None and self.reference is None and count <= least:
             return f"{count} training images, they need more than {least}"
         if self.extractor.needs_labels and self.reference is None and (data.latents or len(data.class_names) < 2):
