@@ -11,7 +11,7 @@ from pathlib import Path
 from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch.utilities import rank_zero_info
 
-from uvit_decay.commands.first_check import CONFIG_FLAGS
+from uvit_decay.commands.first_check import CONFIG_FLAGS, sets_argument
 from uvit_decay.commands.own_pictures import cap_batch, name_run, prefer_minutes, start_from_noise_if_unfit
 from uvit_decay.data import Digits, ImageData
 from uvit_decay.data.datamodule import Sizes
@@ -54,7 +54,7 @@ def complete(config: Namespace, words: Sequence[str], default: Path) -> ImageDat
     unclip_latents(config, words)
     if is_default:
         size_evaluations(config, words)
-    if not is_default or _sets_network_argument(words, "image_size"):
+    if not is_default or sets_argument(words, "model.net.image_size"):
         crop_to_network(config)
     data = replace_default_sizes(config, words) if is_default else take_data_sizes(config)
     start_from_noise_if_unfit(config, words)
@@ -69,12 +69,6 @@ def _has_own_config(config: Namespace, default: Path) -> bool:
     return any(path != default.resolve() for path in paths)
 
 
-def _sets_network_argument(words: Sequence[str], name: str) -> bool:
-    """Return whether a flag of the command line sets this argument of the network."""
-    flag = re.compile(rf"--model\.(init_args\.)?net\.(init_args\.)?{name}(=.*)?", re.DOTALL)
-    return any(flag.fullmatch(word) for word in words)
-
-
 def find_default_sizes(config: Namespace, words: Sequence[str]) -> list[str]:
     """Return which sizes of the default network are to follow the data: if the command line names data, all it leaves.
 
@@ -84,7 +78,7 @@ def find_default_sizes(config: Namespace, words: Sequence[str]) -> list[str]:
     if not names_data or NETWORK_TEXT.search(" ".join(words)):
         return []
     arguments = _find_network_arguments(config)
-    return [name for name in Sizes._fields if name in arguments and not _sets_network_argument(words, name)]
+    return [name for name in Sizes._fields if name in arguments and not sets_argument(words, f"model.net.{name}")]
 
 
 def replace_default_sizes(config: Namespace, words: Sequence[str]) -> ImageData | None:
@@ -112,14 +106,11 @@ def replace_default_sizes(config: Namespace, words: Sequence[str]) -> ImageData 
 
 def _sets_data_argument(words: Sequence[str], name: str) -> bool:
     """Return whether a flag of the command line sets this argument of the data module, after the last --config."""
-    flag = re.compile(rf"--data\.(init_args\.)?{name}(=.*)?", re.DOTALL)
-    sets = False
-    for word in words:
+    first = 0
+    for number, word in enumerate(words):
         if word.partition("=")[0] in CONFIG_FLAGS:
-            sets = False  # the configuration may replace the value of the flag
-        elif flag.fullmatch(word):
-            sets = True
-    return sets
+            first = number  # the configuration may replace the value of an earlier flag
+    return sets_argument(words[first:], f"data.{name}")
 
 
 def leave_out_other_data(config: Namespace, words: Sequence[str]) -> None:
@@ -173,8 +164,8 @@ def reset_alpha_min(config: Namespace, words: Sequence[str]) -> None:
 
     The alpha_min of a configuration belongs to the schedule of this configuration.
     """
-    sets_schedule = _sets_network_argument(words, "schedule")
-    sets_alpha_min = _sets_network_argument(words, "alpha_min")
+    sets_schedule = sets_argument(words, "model.net.schedule")
+    sets_alpha_min = sets_argument(words, "model.net.alpha_min")
     arguments = _find_network_arguments(config)
     if not sets_schedule or sets_alpha_min or arguments.get("alpha_min") in (None, 1.0):
         return

@@ -68,6 +68,13 @@ def check_config(name: str) -> str:
     return found
 
 
+def sets_argument(words: Sequence[str], name: str) -> bool:
+    """Return whether a flag sets an argument, such as model.net.dim; the flag may have `init_args` or not."""
+    path = name.replace(".", r"\.(init_args\.)?")
+    flag = re.compile(rf"--{path}(=.*)?", re.DOTALL)
+    return any(map(flag.fullmatch, words))
+
+
 def _read_configs(words: Sequence[str]) -> Iterator[str]:
     """Yield the text of each configuration; one that is no regular file, or no text, is left to the parser."""
     for flag, value in _pairs(words):

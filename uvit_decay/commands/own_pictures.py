@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import device, nn
 
 from uvit_decay.checkpoint.io import HOME, StoredModel
+from uvit_decay.commands.first_check import sets_argument
 from uvit_decay.data import ImageData
 from uvit_decay.runs.settings import resolve_class
 from uvit_decay.runtime.files import at_home
@@ -20,8 +20,6 @@ from uvit_decay.tasks.init_from import find_misfits, read_weights
 
 GENERAL = ("train", "images", "data")  # names of folders that do not name the data
 ARCHIVES = (".zip", ".tar")
-INIT_FROM = re.compile(r"--model\.(init_args\.)?init_from(=.*)?", re.DOTALL)
-BATCH_SIZE = re.compile(r"--data\.(init_args\.)?batch_size(=.*)?", re.DOTALL)
 
 
 def prefer_minutes(config: Namespace, words: Sequence[str]) -> None:
@@ -67,7 +65,7 @@ def start_from_noise_if_unfit(config: Namespace, words: Sequence[str]) -> None:
     """
     arguments = config.model.get("init_args") or Namespace()
     file = arguments.get("init_from")
-    if file is None or any(map(INIT_FROM.fullmatch, words)) or not _is_bundled(Path(file)):
+    if file is None or sets_argument(words, "model.init_from") or not _is_bundled(Path(file)):
         return
     misfit = _describe_misfit(read_weights(Path(file)), arguments.net)
     if misfit:
@@ -109,7 +107,7 @@ def cap_batch(config: Namespace, words: Sequence[str], data: ImageData) -> None:
         data: its data module, which is changed, too.
     """
     count = data.count_train()
-    if count is None or data.batch_size <= count or any(map(BATCH_SIZE.fullmatch, words)):
+    if count is None or data.batch_size <= count or sets_argument(words, "data.batch_size"):
         return
     rank_zero_info(f"--data.batch_size {count}, all training images: the configuration has {data.batch_size}")
     data.batch_size = config.data.init_args.batch_size = count
