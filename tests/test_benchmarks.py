@@ -226,25 +226,33 @@ def test_gains_and_interactions_of_arms_are_paired_by_seed(tmp_path, capsys, mon
     monkeypatch.chdir(ROOT)
     # Arm -> accuracies of the seeds, in percent. Under velocity the decay gains 3 and 5 points, under x 1 point.
     arms = {"v_skips": [40, 41], "v_skips_decay": [43, 46], "x_skips": [42, 42, 50], "x_skips_decay": [43, 43, 51]}
-    table = tmp_path / "arms.csv"
-    with table.open("w") as file:
-        writer = csv.writer(file)
-        writer.writerow(target.HEADER)
-        for arm, accuracies in arms.items():
-            for seed, accuracy in enumerate(accuracies):
-                blocks = [0.0] * 6 + [accuracy / 100] * 4 + [0.0] * 2
-                writer.writerow([arm, seed, 2000, "c0ffee", "CPU", 0.2, "0.1", 0.0, *blocks])
-                writer.writerow([arm, seed, 2000, "c0ffee", "CPU", 0.2, "0.3", 0.0, *[0.0] * 12])
-    target.main(["--arms", str(table), "--out", str(tmp_path / "target.png")])
+    for arm, accuracies in arms.items():
+        for seed, accuracy in enumerate(accuracies):
+            about = [arm, seed, 2000, "c0ffee", "CPU"]
+            blocks = [0.0] * 6 + [accuracy / 100] * 4 + [0.0] * 2
+            shares = [0.0] * 6 + [0.01 * seed] * 4 + [0.0] * 2
+            rows = [[*about, 0.2, "0.1", 0.0, *blocks], [*about, 0.2, "0.3", 0.0, *[0.0] * 12]]
+            target.append(tmp_path, target.ACCURACY, rows)
+            target.append(tmp_path, target.NOISE_SHARE, [[*about, "0.3", 0.0, *shares]])
+            target.append(tmp_path, target.SAMPLES, [[*about, 5.25, 0.75]])
+    target.main(["--tables", str(tmp_path), "--out", str(tmp_path / "target.png")])
     out = capsys.readouterr().out
+    find_line(
+        out,
+        "| v_skips | 0: 40.0, 1: 41.0 | 0: 0.2000, 1: 0.2000 | 0: 0.0, 1: 1.0 | 0: 5.2, 1: 5.2 | 0: 0.750, 1: 0.750 |",
+    )
     find_line(out, "| decay, with skips | +4.0 +- 1.0 (2 seeds) | +1.0 +- 0.0 (3 seeds) | +3.0 +- 1.0 (2 seeds) |")
+    find_line(out, "| 2e-3 | +4.0 +- 1.0 (2 seeds) |")
     find_line(out, "| skips | - | - | - |")
     assert Image.open(tmp_path / "target.png").width > 800
 
 
-def test_the_table_of_arms_has_the_columns_that_are_read():
+def test_the_tables_of_arms_have_the_columns_that_are_read():
     from benchmarks.studies import target
 
-    with target.ARMS.open() as file:
-        assert tuple(next(csv.reader(file))) == target.HEADER
-    assert target.read_statistics(target.ARMS, 2000)["v_skips"]["0"] == pytest.approx(41.98)
+    for table, header in target.HEADERS.items():
+        if (target.TABLES / table).exists():
+            with (target.TABLES / table).open() as file:
+                assert tuple(next(csv.reader(file))) == header
+    found = target.read_statistics(target.TABLES, target.ACCURACY, 2000)
+    assert found["v_skips"]["0"] == pytest.approx(41.98)

@@ -15,12 +15,12 @@ TIMES = ("0.1", "0.3")
 NAME = re.compile(r"small_sit_([\d.]+)_([\de.-]+)_s(\d+)_?(.*)")
 
 
-def read_accuracies(probes: Path) -> dict[str, list[float]]:
-    """Return the test accuracies of the linear probes by noise level, in the order of the layers."""
+def read_scores(probes: Path, score: str = "test_accuracy") -> dict[str, list[float]]:
+    """Return a score of a probe's table by noise level, in the order of the layers."""
     found: dict[str, list[float]] = {time: [] for time in TIMES}
     with probes.open() as file:
         for row in csv.DictReader(file):
-            found[f"{float(row['t']):g}"].append(float(row["test_accuracy"]))
+            found[f"{float(row['t']):g}"].append(float(row[score]))
     return found
 
 
@@ -40,7 +40,7 @@ def print_arm(folder: Path, steps: int) -> None:
     for probes in sorted(folder.glob(f"version_*/probes_{steps}/probes.csv"))[-1:]:
         run = probes.parent.parent
         loss = mean_loss(run, steps)
-        for time, accuracies in read_accuracies(probes).items():
+        for time, accuracies in read_scores(probes).items():
             blocks = " ".join(f"{accuracy:.3f}" for accuracy in accuracies[1:])
             print(f"| {alpha_min} {control} | {rate} | {seed} | t = {time}, loss {loss:.4f} | {blocks} |")
 

@@ -1,12 +1,16 @@
 """Tables and figure of the arms of target.sh: gains of the decay and of the skips, by prediction target.
 
-python -m benchmarks.studies.target [--arms benchmarks/studies/arms.csv] [--out docs/target.png]
+python -m benchmarks.studies.target [--tables benchmarks/studies] [--steps 2000] [--out docs/target.png]
+
+The folder of tables has arms.csv (probe accuracies), noise_share.csv and samples.csv, with rows of each arm and seed.
+Rows that target.sh writes are in all three.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import json
 import math
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -16,14 +20,23 @@ from statistics import fmean, stdev
 import matplotlib.pyplot as plt
 
 from benchmarks.studies.mae_rate import STYLE
-from benchmarks.studies.small_sit import mean_loss, read_accuracies
+from benchmarks.studies.small_sit import mean_loss, read_scores
 from benchmarks.table import find_processor
 
-ARMS = Path(__file__).with_name("arms.csv")
+TABLES = Path(__file__).parent
+ACCURACY = "arms.csv"
+NOISE_SHARE = "noise_share.csv"
+SAMPLES = "samples.csv"
 BLOCKS = [f"blocks.{i}" for i in range(12)]
-HEADER = ("arm", "seed", "steps", "commit", "cpu", "loss", "t", "embeddings", *BLOCKS)
-DECIDING = BLOCKS[6:10]  # blocks 7 to 10 in the pages, which count from 1; their mean accuracy is the statistic
-DECIDING_TIME = "0.1"
+ABOUT = ("arm", "seed", "steps", "commit", "cpu")
+SAMPLE_VALUES = ("fd", "label_consistency")
+HEADERS = {
+    ACCURACY: (*ABOUT, "loss", "t", "embeddings", *BLOCKS),
+    NOISE_SHARE: (*ABOUT, "t", "embeddings", *BLOCKS),
+    SAMPLES: (*ABOUT, *SAMPLE_VALUES),
+}
+DECIDING = BLOCKS[6:10]  # blocks 7 to 10 in the pages, which count from 1; their mean is the statistic
+DECIDING_TIME = {ACCURACY: "0.1", NOISE_SHARE: "0.3"}
 TARGETS = {"v": "velocity", "x": "x"}
 CONTROLS = {
     "v_skips_decay": "alpha_min 0.8",
@@ -31,17 +44,35 @@ CONTROLS = {
     "v_skips_gain_stream": "gains and skips of 0.8",
     "v_skips_over_gain": "0.8, corrected rates",
 }
+RATES = ("1e-3", "2e-3", "4e-3")
 BySeed = Mapping[str, float]  # seed -> statistic
+ByArm = Mapping[str, BySeed]
 
 
-def read_statistics(arms: Path, steps: int) -> dict[str, dict[str, float]]:
-    """Return the statistic of each arm in percent: arm -> seed -> mean accuracy of the DECIDING blocks."""
+def read_statistics(tables: Path, table: str, steps: int) -> dict[str, dict[str, float]]:
+    """Return the means of the DECIDING blocks in percent, arm -> seed -> mean; empty without the table."""
     found: dict[str, dict[str, float]] = {}
-    with arms.open() as file:
+    path = tables / table
+    if not path.exists():
+        return found
+    with path.open() as file:
         for row in csv.DictReader(file):
-            if int(row["steps"]) == steps and row["t"] == DECIDING_TIME:
-                accuracy = fmean(float(row[block]) for block in DECIDING)
-                found.setdefault(row["arm"], {})[row["seed"]] = 100 * accuracy
+            if int(row["steps"]) == steps and row["t"] == DECIDING_TIME[table]:
+                mean = fmean(float(row[block]) for block in DECIDING)
+                found.setdefault(row["arm"], {})[row["seed"]] = 100 * mean
+    return found
+
+
+def read_column(tables: Path, table: str, column: str, steps: int) -> dict[str, dict[str, float]]:
+    """Return the values of a column, arm -> seed -> value; empty without the table."""
+    found: dict[str, dict[str, float]] = {}
+    path = tables / table
+    if not path.exists():
+        return found
+    with path.open() as file:
+        for row in csv.DictReader(file):
+            if int(row["steps"]) == steps:
+                found.setdefault(row["arm"], {})[row["seed"]] = float(row[column])
     return found
 
 
@@ -61,7 +92,7 @@ def summarise(values: BySeed) -> str:
     return f"{mean:+.1f} +- {error:.1f} ({len(values)} seeds)"
 
 
-def find_gains(found: Mapping[str, BySeed]) -> dict[str, dict[str, dict[str, float]]]:
+def find_gains(found: ByArm) -> dict[str, dict[str, dict[str, float]]]:
     """Return the gains by name and by target: of the decay with and without skips, and of the skips."""
 
     def gain(better: str, plain: str) -> dict[str, dict[str, float]]:
@@ -77,15 +108,35 @@ def find_gains(found: Mapping[str, BySeed]) -> dict[str, dict[str, dict[str, flo
     }
 
 
-def print_tables(found: Mapping[str, BySeed]) -> None:
-    """Print the accuracies, the gains with their interactions, and the controls."""
-    print("| arm | accuracy by seed, % |\n| --- | --- |")
-    for arm, values in found.items():
-        print(f"| {arm} | {', '.join(f'{seed}: {value:.1f}' for seed, value in sorted(values.items()))} |")
-    print("\n| gain, points | velocity | x | interaction |\n| --- | --- | --- | --- |")
+def print_arms(tables: Path, steps: int) -> None:
+    """Print every measurement of each arm, by seed."""
+    columns = [
+        read_statistics(tables, ACCURACY, steps),
+        read_column(tables, ACCURACY, "loss", steps),
+        read_statistics(tables, NOISE_SHARE, steps),
+        *(read_column(tables, SAMPLES, name, steps) for name in SAMPLE_VALUES),
+    ]
+    digits = (1, 4, 1, 1, 3)
+    print("| arm | accuracy by seed, % | loss | noise share, % | FD of samples | label consistency |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for arm in columns[0]:
+        cells = [arm]
+        for column, places in zip(columns, digits, strict=True):
+            values = sorted(column.get(arm, {}).items())
+            cells.append(", ".join(f"{seed}: {value:.{places}f}" for seed, value in values))
+        print(f"| {' | '.join(cells)} |")
+
+
+def print_gains(found: ByArm, what: str) -> None:
+    """Print the gains of a statistic under both targets, and their interaction."""
+    print(f"\n| {what}, points | velocity | x | interaction |\n| --- | --- | --- | --- |")
     for name, gains in find_gains(found).items():
         interaction = subtract(gains["v"], gains["x"])
         print(f"| {name} | {summarise(gains['v'])} | {summarise(gains['x'])} | {summarise(interaction)} |")
+
+
+def print_controls(found: ByArm) -> None:
+    """Print the parts of the decay beside the network without it and the whole decay."""
     print("\n| velocity, with skips | against 1.0 | against 0.8 |\n| --- | --- | --- |")
     for arm, name in CONTROLS.items():
         values = found.get(arm, {})
@@ -94,7 +145,35 @@ def print_tables(found: Mapping[str, BySeed]) -> None:
         print(f"| {name} | {summarise(plain)} | {summarise(decayed)} |")
 
 
-def draw(found: Mapping[str, BySeed], out: Path) -> None:
+def at_rates(found: ByArm, arm: str) -> list[BySeed]:
+    """Return the statistics of an arm at each of the RATES; that of the study has no suffix."""
+    return [found.get(arm if rate == "2e-3" else f"{arm}_{rate}", {}) for rate in RATES]
+
+
+def print_rates(found: ByArm) -> None:
+    """Print the gain of the decay at each learning rate, and between the best rates of both, by their means."""
+    plain = at_rates(found, "v_skips")
+    decayed = at_rates(found, "v_skips_decay")
+    print("\n| learning rate | 0.8 against 1.0 |\n| --- | --- |")
+    for rate, values, other in zip(RATES, decayed, plain, strict=True):
+        print(f"| {rate} | {summarise(subtract(values, other))} |")
+    if all([*plain, *decayed]):
+        best = max(decayed, key=lambda values: fmean(values.values()))
+        best_plain = max(plain, key=lambda values: fmean(values.values()))
+        print(f"| each at its best | {summarise(subtract(best, best_plain))} |")
+    muon = subtract(found.get("v_skips_decay_muon", {}), found.get("v_skips_muon", {}))
+    print(f"| Muon, 5e-3 | {summarise(muon)} |")
+
+
+def print_output_skips(found: ByArm) -> None:
+    """Print the gain of the learned output skip for each of the four networks that predict the velocity."""
+    print("\n| velocity | learned output skip |\n| --- | --- |")
+    for arm in ("v_skips", "v_skips_decay", "v_plain", "v_plain_decay"):
+        gain = subtract(found.get(f"{arm}_output", {}), found.get(arm, {}))
+        print(f"| {arm} | {summarise(gain)} |")
+
+
+def draw(found: ByArm, out: Path) -> None:
     """Draw the gains of each seed under both targets, a panel for each gain."""
     gains = find_gains(found)
     with plt.rc_context(fname=STYLE):
@@ -106,7 +185,7 @@ def draw(found: Mapping[str, BySeed], out: Path) -> None:
         figure.savefig(out, dpi=120)
 
 
-def draw_gain(axes: plt.Axes, by_target: Mapping[str, BySeed]) -> None:
+def draw_gain(axes: plt.Axes, by_target: ByArm) -> None:
     """Draw one point per seed and target, and a line for each seed that has both."""
     axes.axhline(0, color="0.7", linewidth=0.8)
     for seed in sorted({seed for values in by_target.values() for seed in values}):
@@ -117,22 +196,35 @@ def draw_gain(axes: plt.Axes, by_target: Mapping[str, BySeed]) -> None:
     axes.set_xlim(-0.4, len(TARGETS) - 0.6)
 
 
-def add_rows(arms: Path, run: Path, arm: str, seed: int, steps: int) -> None:
-    """Add a row for each noise level of a finished arm to the table, and its header to a new one."""
+def add_rows(tables: Path, run: Path, arm: str, seed: int, steps: int) -> None:
+    """Add the rows of a finished arm to the three tables: the accuracies last, because they say that it is finished."""
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
-    about = [arm, seed, steps, commit.stdout.strip(), find_processor(), f"{mean_loss(run, steps):.5f}"]
-    is_new = not arms.exists()
-    with arms.open("a", newline="") as file:
+    about = [arm, seed, steps, commit.stdout.strip(), find_processor()]
+    loss = f"{mean_loss(run, steps):.5f}"
+    report = json.loads((run / f"samples_{steps}.json").read_text())
+    append(tables, SAMPLES, [[*about, *(f"{report['values'][name]:.4f}" for name in SAMPLE_VALUES)]])
+    probes = run / f"probes_{steps}" / "probes.csv"
+    for table, score, further in ((NOISE_SHARE, "noise_share", []), (ACCURACY, "test_accuracy", [loss])):
+        rows = []
+        for time, values in read_scores(probes, score).items():
+            rows.append([*about, *further, time, *(f"{value:.4f}" for value in values)])
+        append(tables, table, rows)
+
+
+def append(tables: Path, table: str, rows: Sequence[Sequence[object]]) -> None:
+    """Add rows to a table, and its header to a new one."""
+    path = tables / table
+    is_new = not path.exists()
+    with path.open("a", newline="") as file:
         writer = csv.writer(file)
         if is_new:
-            writer.writerow(HEADER)
-        for time, accuracies in read_accuracies(run / f"probes_{steps}" / "probes.csv").items():
-            writer.writerow([*about, time, *(f"{accuracy:.4f}" for accuracy in accuracies)])
+            writer.writerow(HEADERS[table])
+        writer.writerows(rows)
 
 
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--arms", type=Path, default=ARMS)
+    parser.add_argument("--tables", type=Path, default=TABLES, help="folder of arms.csv, noise_share.csv, samples.csv")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--out", type=Path, help="the figure")
     parser.add_argument("--add", type=Path, metavar="RUN", help="add the rows of a run folder")
@@ -140,12 +232,17 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int)
     options = parser.parse_args(words)
     if options.add:
-        add_rows(options.arms, options.add, options.arm, options.seed, options.steps)
+        add_rows(options.tables, options.add, options.arm, options.seed, options.steps)
         return
-    found = read_statistics(options.arms, options.steps)
-    print_tables(found)
+    accuracies = read_statistics(options.tables, ACCURACY, options.steps)
+    print_arms(options.tables, options.steps)
+    print_gains(accuracies, "gain in accuracy")
+    print_gains(read_statistics(options.tables, NOISE_SHARE, options.steps), "change of the noise share")
+    print_controls(accuracies)
+    print_rates(accuracies)
+    print_output_skips(accuracies)
     if options.out:
-        draw(found, options.out)
+        draw(accuracies, options.out)
 
 
 if __name__ == "__main__":

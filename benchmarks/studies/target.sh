@@ -4,50 +4,72 @@
 # STEPS steps (default 2000) and probed at all blocks. docs/results.md says what was planned before the first seed.
 #
 #     nice -n 19 benchmarks/studies/target.sh TRAIN TEST    # half an hour an arm and seed on one core; run it again to go on
-#     python -m benchmarks.studies.target                   # tables of runs/arms.csv, or of --arms FILE
+#     python -m benchmarks.studies.target --tables runs/target
 #
-# TRAIN and TEST are class folders or zips of class folders of CIFAR-10. Rows are added to ROWS (default runs/arms.csv).
+# TRAIN and TEST are class folders or zips of class folders of CIFAR-10. Rows are added to three tables in the folder TABLES
+# (default runs/target): probe accuracies, noise shares, and distance and label consistency of 2,000 samples in the features
+# of checkpoints/resnet_cifar10.safetensors. PARTS (default "target parts output") says which arms are run.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-train=$1 test=$2 steps=${STEPS:-2000} rows=${ROWS:-runs/arms.csv}
+train=$1 test=$2 steps=${STEPS:-2000} tables=${TABLES:-runs/target}
 export OMP_NUM_THREADS=1
-mkdir -p runs
+mkdir -p "$tables"
 
-arm() {  # NAME FLAGS...: each seed that is not in the table yet
-    local name=$1 seed folder
+arm() {  # NAME FLAGS...: with the present seed, unless it is in the table
+    local name=$1 folder
     shift
-    for seed in ${SEEDS:-0 1 2}; do
-        grep -qs "^$name,$seed,$steps," "$rows" && continue
-        python train.py fit --config benchmarks/studies/small_sit.yaml --data.path "$train" --model.optim.lr 2e-3 \
-            --trainer.precision 32-true --trainer.max_steps "$steps" --seed_everything "$seed" \
-            --trainer.logger.experiment "${name}_s$seed" --ckpt_path auto "$@"
-        folder=$(ls -td "runs/${name}_s$seed"/version_*/ | head -n 1)
-        python evaluate.py probe --data "$train" --test "$test" --max-train 8000 --max-test 5000 --times 0.1,0.3 \
-            --noise-draws 2 --ckpt "${folder}checkpoints/last.ckpt" --out "${folder}probes_$steps"
-        python -m benchmarks.studies.target --add "$folder" --arm "$name" --seed "$seed" --steps "$steps" --arms "$rows"
-    done
+    grep -qs "^$name,$seed,$steps," "$tables/arms.csv" && return
+    python train.py fit --config benchmarks/studies/small_sit.yaml --data.path "$train" --model.optim.lr 2e-3 \
+        --trainer.precision 32-true --trainer.max_steps "$steps" --seed_everything "$seed" \
+        --trainer.logger.experiment "${name}_s$seed" --ckpt_path auto "$@"
+    folder=$(ls -td "runs/${name}_s$seed"/version_*/ | head -n 1)
+    python evaluate.py probe --data "$train" --test "$test" --max-train 8000 --max-test 5000 --times 0.1,0.3 \
+        --noise-draws 2 --ckpt "${folder}checkpoints/last.ckpt" --out "${folder}probes_$steps"
+    python evaluate.py generation --ckpt "${folder}checkpoints/last.ckpt" --num 2000 --sampler dpm++ --steps 15 \
+        --reference "$train" --features checkpoints/resnet_cifar10.safetensors --out "${folder}samples_$steps.json"
+    python -m benchmarks.studies.target --add "$folder" --arm "$name" --seed "$seed" --steps "$steps" --tables "$tables"
 }
 
 plain=(--model.net.alpha_min 1.0)
 decay=(--model.net.alpha_min 0.8)
 x=(--model.prediction x --model.weighting velocity)
 no_skips=(--model.net.wiring official)
-arm v_skips "${plain[@]}"
-arm v_skips_decay "${decay[@]}"
-arm x_skips "${plain[@]}" "${x[@]}"
-arm x_skips_decay "${decay[@]}" "${x[@]}"
-arm v_plain "${plain[@]}" "${no_skips[@]}"
-arm v_plain_decay "${decay[@]}" "${no_skips[@]}"
-arm x_plain "${plain[@]}" "${no_skips[@]}" "${x[@]}"
-arm x_plain_decay "${decay[@]}" "${no_skips[@]}" "${x[@]}"
-arm v_skips_stream "${plain[@]}" --model.net.skip_scale stream:0.8
-arm v_skips_gain_stream "${decay[@]}" --model.net.schedule gain --model.net.skip_scale stream
-arm v_skips_over_gain "${decay[@]}" --model.optim.rate_over_gain true
-for rate in 1e-3 4e-3; do
-    arm "v_skips_$rate" "${plain[@]}" --model.optim.lr "$rate"
-    arm "v_skips_decay_$rate" "${decay[@]}" --model.optim.lr "$rate"
-done
 muon=(--model.optim.optimizer muon --model.optim.lr 5e-3)
-arm v_skips_muon "${plain[@]}" "${muon[@]}"
-arm v_skips_decay_muon "${decay[@]}" "${muon[@]}"
-python -m benchmarks.studies.target --arms "$rows"
+output=(--model.net.output_skip learned)
+
+run_target() {
+    arm v_skips "${plain[@]}"
+    arm v_skips_decay "${decay[@]}"
+    arm x_skips "${plain[@]}" "${x[@]}"
+    arm x_skips_decay "${decay[@]}" "${x[@]}"
+    arm v_plain "${plain[@]}" "${no_skips[@]}"
+    arm v_plain_decay "${decay[@]}" "${no_skips[@]}"
+    arm x_plain "${plain[@]}" "${no_skips[@]}" "${x[@]}"
+    arm x_plain_decay "${decay[@]}" "${no_skips[@]}" "${x[@]}"
+}
+
+run_parts() {
+    arm v_skips_stream "${plain[@]}" --model.net.skip_scale stream:0.8
+    arm v_skips_gain_stream "${decay[@]}" --model.net.schedule gain --model.net.skip_scale stream
+    arm v_skips_over_gain "${decay[@]}" --model.optim.rate_over_gain true
+    for rate in 1e-3 4e-3; do
+        arm "v_skips_$rate" "${plain[@]}" --model.optim.lr "$rate"
+        arm "v_skips_decay_$rate" "${decay[@]}" --model.optim.lr "$rate"
+    done
+    arm v_skips_muon "${plain[@]}" "${muon[@]}"
+    arm v_skips_decay_muon "${decay[@]}" "${muon[@]}"
+}
+
+run_output() {
+    arm v_skips_output "${plain[@]}" "${output[@]}"
+    arm v_skips_decay_output "${decay[@]}" "${output[@]}"
+    arm v_plain_output "${plain[@]}" "${no_skips[@]}" "${output[@]}"
+    arm v_plain_decay_output "${decay[@]}" "${no_skips[@]}" "${output[@]}"
+}
+
+for part in ${PARTS:-target parts output}; do
+    for seed in ${SEEDS:-0 1 2}; do
+        "run_$part"
+    done
+done
+python -m benchmarks.studies.target --tables "$tables"

@@ -1,7 +1,9 @@
 """Random numbers of an image by seed and row: torchvision's boxes, timm's RandAugment and erasing."""
 
+import itertools
 import math
 import random
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from refusals import raises_user_error
 from timm.data.auto_augment import posterize, rand_augment_transform
 from timm.data.random_erasing import RandomErasing
 from torchvision.transforms import RandomResizedCrop
+from torchvision.transforms.v2 import functional
 
 from uvit_decay.data.augment import Augment, AugmentDraw, _posterize, erase_boxes, global_seeds, rand_augment
 
@@ -69,6 +72,27 @@ def test_a_row_draws_the_same_in_any_batch():
     assert augment.draws(4, rows) != whole
     assert 8 < sum(draw.mirror for draw in whole) < 32
     assert not any(draw.mirror for draw in Augment(flip=False).draws(3, rows))
+
+
+def test_shifts_are_uniform_and_depend_on_the_row_alone():
+    rows = torch.arange(2000)
+    draws = Augment(shift=2).draws(0, rows)
+    counts = Counter(draw.shift for draw in draws)
+    assert set(counts) == set(itertools.product(range(-2, 3), repeat=2))
+    assert min(counts.values()) > 40  # of 80 expected
+    assert Augment(shift=2).draws(0, rows[70:80]) == draws[70:80]
+    assert {draw.shift for draw in Augment().draws(0, rows)} == {(0, 0)}
+
+
+@pytest.mark.parametrize("shift", [(0, 0), (3, -2), (-4, 4), (0, 1)])
+def test_a_shifted_image_is_torchvisions_crop_of_the_reflected_padding(shift):
+    image = torch.arange(3 * 5 * 6).reshape(3, 5, 6)
+    down, right = shift
+    padded = functional.pad(image, [4, 4, 4, 4], padding_mode="reflect")
+    expected = functional.crop(padded, 4 - down, 4 - right, 5, 6)
+    draw = Augment(shift=4).draws(0, torch.zeros(1, dtype=torch.long))[0]._replace(shift=shift)
+    assert torch.equal(draw.moved(image), expected)
+    np.testing.assert_array_equal(draw.moved(image.numpy()), expected)
 
 
 def test_rand_augment_is_timms_and_leaves_the_global_generators_as_they_were():
@@ -148,6 +172,7 @@ def test_erasing_depends_on_the_row_alone_and_may_be_off():
         ({"crop_ratio": (0.0, 1.0)}, "crop_ratio"),
         ({"crop_ratio": (1.0, math.inf)}, "crop_ratio"),
         ({"erase": 1.1}, "erase"),
+        ({"shift": -1}, "shift"),
         ({"rand_augment": "rnd-m9"}, "rand-m9-mstd0.5-inc1"),
         ({"rand_augment": "rand-m9-mtsd0.5"}, "rand-m9-mstd0.5-inc1"),
         ({"rand_augment": "rand-m9-tnone"}, "rand-m9-mstd0.5-inc1"),

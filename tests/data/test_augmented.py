@@ -108,7 +108,8 @@ def test_squares_of_one_size_are_cached_and_others_streamed(squares, photographs
 
 
 def test_cached_and_streamed_images_are_the_same_crops(squares):
-    cached, streamed = ready(squares), ready(squares, memory_gb=0.0)
+    augment = Augment(shift=3)
+    cached, streamed = ready(squares, augment=augment), ready(squares, augment=augment, memory_gb=0.0)
     for a, b in zip(batches(cached), batches(streamed), strict=True):
         assert torch.equal(a.labels, b.labels)
         off = (a.images.int() - b.images.int()).abs()
@@ -244,6 +245,7 @@ def test_extremely_long_images_are_cropped_like_others(tmp_path):
         ({"image_size": 0}, "size"),
         ({"channels": 2}, "1 channel"),
         ({"memory_gb": -1.0}, "memory_gb"),
+        ({"augment": Augment(shift=16)}, "shift"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(photographs, options, message):

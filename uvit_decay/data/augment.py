@@ -1,4 +1,4 @@
-"""Random changes of training images: crop, mirror image, RandAugment and erasing, as functions of (seed, row).
+"""Random changes of training images: crop, mirror image, RandAugment, shift and erasing, as functions of (seed, row).
 
 A row is the position of an image in the whole run (`Batch.sample_ids`). The changes therefore do not depend on the
 number of processes, micro-batches or reader processes, and a resumed run continues with the same changes.
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from PIL import Image
 from torch import Tensor
 
 from uvit_decay.data.decoding import Box
-from uvit_decay.runtime.errors import UserError, check_numbers
+from uvit_decay.runtime.errors import UserError, check_numbers, check_whole
 from uvit_decay.runtime.random import normal, uniform
 from uvit_decay.runtime.typed import check_types
 
@@ -36,6 +36,7 @@ _RAND_AUGMENT = re.compile(
 
 Attempt = Sequence[float]  # four in [0, 1): share of the area, logarithm of the ratio, place from the top and the left
 Range = tuple[float, float]
+Pixels = TypeVar("Pixels", Tensor, np.ndarray)
 
 
 @check_types
@@ -51,6 +52,8 @@ class Augment:
         erase: share of images, in [0, 1], in which a rectangle is replaced by noise, drawn per channel and pixel.
         crop_clip: clip a crop that does not fit into the image, as in MAE's linear probe; otherwise another crop is
             drawn, up to ten times, as in torchvision.
+        shift: pixels, at least 0 and fewer than the image has, by which the cropped image is moved at most, vertically
+            and horizontally; its mirror image fills the border. The usual change of CIFAR is 4, with crop_scale 1, 1.
     """
 
     crop_scale: tuple[float, float] = (0.2, 1.0)
@@ -59,11 +62,13 @@ class Augment:
     rand_augment: str | None = None
     erase: float = 0.0
     crop_clip: bool = False
+    shift: int = 0
 
     def __post_init__(self) -> None:
         _check_range("crop_scale", self.crop_scale, "(0, 1]")
         _check_range("crop_ratio", self.crop_ratio, "(0, inf)")
         check_numbers("[0, 1]", erase=self.erase)
+        check_whole(0, 2**16, shift=self.shift)
         if self.rand_augment is not None and not _RAND_AUGMENT.fullmatch(self.rand_augment):
             example = "give a name of timm, such as rand-m9-mstd0.5-inc1"
             raise UserError(f"rand_augment {self.rand_augment!r} is not a RandAugment of timm; {example}")
@@ -73,9 +78,13 @@ class Augment:
         crops = uniform("crop", seed, rows=rows, shape=(_ATTEMPTS, 4)).tolist()
         mirrors = (uniform("flip", seed, rows=rows) < 0.5 * self.flip).tolist()
         words = uniform("rand_augment", seed, rows=rows, shape=(2,)) * 2**24
+        moves = torch.zeros(len(rows), 2)
+        if self.shift:
+            moves = uniform("shift", seed, rows=rows, shape=(2,)) * (2 * self.shift + 1) - self.shift
         draws = []
-        for attempts, mirror, seeds in zip(crops, mirrors, words.long().tolist(), strict=True):
-            draws.append(AugmentDraw(self, attempts, mirror, seeds))
+        numbers = zip(crops, mirrors, words.long().tolist(), moves.floor().int().tolist(), strict=True)
+        for attempts, mirror, seeds, (down, right) in numbers:
+            draws.append(AugmentDraw(self, attempts, mirror, seeds, (down, right)))
         return draws
 
 
@@ -88,12 +97,16 @@ def _check_range(name: str, ends: Range, interval: str) -> None:
 
 
 class AugmentDraw(NamedTuple):
-    """The random numbers of one image: (10, 4) for the crop, whether it is mirrored, and seeds of RandAugment."""
+    """The random numbers of one image: (10, 4) for the crop, whether it is mirrored, seeds of RandAugment, the shift.
+
+    The shift is in pixels, down and to the right.
+    """
 
     augment: Augment
     attempts: list[list[float]]
     mirror: bool
     seeds: list[int]
+    shift: tuple[int, int] = (0, 0)
 
     def box(self, height: int, width: int) -> Box:
         """Return the crop of an image of this size: `RandomResizedCrop.get_params` of torchvision, or of MAE's code.
@@ -114,6 +127,25 @@ class AugmentDraw(NamedTuple):
         h = min(height, max(1, round(width / least_ratio)))
         w = min(width, max(1, round(height * largest_ratio)))
         return Box((height - h) // 2, (width - w) // 2, h, w)
+
+    def moved(self, pixels: Pixels) -> Pixels:
+        """Return an image (c, h, w), tensor or array, moved by the shift; its mirror image fills the border."""
+        if self.shift == (0, 0):
+            return pixels
+        down, right = self.shift
+        rows = _mirrored(pixels.shape[1], down)
+        columns = _mirrored(pixels.shape[2], right)
+        return pixels[:, rows][:, :, columns]
+
+
+def _mirrored(size: int, shift: int) -> list[int]:
+    """Return the positions that are read along an axis: a position outside is mirrored at the first or last pixel."""
+    last = size - 1
+    positions = []
+    for i in range(size):
+        distance = abs(i - shift)
+        positions.append(last - abs(last - distance))
+    return positions
 
 
 def _first_fitting(

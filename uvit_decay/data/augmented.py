@@ -19,7 +19,7 @@ from uvit_decay.data.decoding import ResizedCentre, check_shape, decode_box, pla
 from uvit_decay.data.folder import Images
 from uvit_decay.data.image_files import Listing, common_side
 from uvit_decay.data.on_disk import OnDisk
-from uvit_decay.runtime.errors import check_numbers
+from uvit_decay.runtime.errors import UserError, check_numbers
 from uvit_decay.runtime.typed import check_types
 
 
@@ -35,7 +35,7 @@ class Streamed(OnDisk):
                 i = self.chosen[index]
                 image = decode_box(fetch(i), self.listing.members[i], size, self.channels, draw.box, self.reading)
                 image = _change(image, draw)
-                pixels[:] = planes(image)
+                pixels[:] = draw.moved(planes(image))
         return torch.from_numpy(out), self.labels[indices]
 
 
@@ -82,7 +82,7 @@ class Cached(InMemory):
             part = functional.resized_crop(image, top, left, h, w, size, InterpolationMode.BICUBIC)
             if draw.mirror:
                 part = part.flip(-1)
-            changed.append(part)
+            changed.append(draw.moved(part))
         return torch.stack(changed), labels
 
 
@@ -95,7 +95,7 @@ def _augment_batch(
 
 @check_types
 class AugmentedImages(Images):
-    """Images of a folder, zip or tar (see `Images`), randomly cropped, mirrored, changed by RandAugment and erased.
+    """Images of a folder, zip or tar (see `Images`), randomly changed as `augment` says.
 
     The crop is the bicubic RandomResizedCrop of torchvision or MAE. Training images are decoded from their files for
     every batch, in `num_workers` processes. If all are squares of one size that fit in `memory_gb`, such as CIFAR's,
@@ -131,6 +131,8 @@ class AugmentedImages(Images):
         self.augment = augment
         self.crop = ResizedCentre(test_crop)
         check_shape(self.crop.shorter_side(self.image_size), self.channels)
+        if augment.shift >= self.image_size:
+            raise UserError(f"augment.shift {augment.shift} must be less than image_size {self.image_size}")
 
     def _train_set(self, listing: Listing, chosen: list[int]) -> ImageSet:
         side = None

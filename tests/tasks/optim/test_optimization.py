@@ -16,6 +16,7 @@ from uvit_decay.callbacks import LastCheckpoint
 from uvit_decay.data import Digits
 from uvit_decay.runs.check import check
 from uvit_decay.runs.counters import run_length
+from uvit_decay.runtime import optimizers
 from uvit_decay.tasks import DiffusionTask
 from uvit_decay.tasks.optim.options import Optimization
 
@@ -223,8 +224,9 @@ def test_a_cosine_ends_at_the_least_rate(tmp_path):
     assert [group["lr"] for group in trainer.optimizers[0].param_groups] == pytest.approx([1e-5, 1e-5])
 
 
-def test_muon_has_the_matrices_of_blocks_and_adamw_all_else():
-    """One step of each, by torch's own optimizers."""
+def test_muon_has_the_matrices_of_blocks_and_adamw_all_else(monkeypatch):
+    """One step of each, by torch's own optimizers; torch's Muon computes in bfloat16."""
+    monkeypatch.setattr(optimizers, "orthogonal_dtype", lambda device: torch.bfloat16)
     optim = Optimization(optimizer="muon", momentum=0.95, weight_decay=0.1)
     ours, theirs = tiny_net(), tiny_net()
     matrices = {n for n, p in theirs.named_parameters() if "_block" in n and p.ndim == 2}
@@ -247,6 +249,19 @@ def test_muon_has_the_matrices_of_blocks_and_adamw_all_else():
         torch.testing.assert_close(parameter, named[name], msg=name)
     with raises_user_error("muon", "matrices"):
         optim.build(Net(), 1e-3)
+
+
+@pytest.mark.parametrize("shape", [(24, 6), (6, 24), (16, 16)])
+def test_muon_is_orthogonal_in_float32_on_a_cpu(shape):
+    matrix = torch.nn.Parameter(torch.zeros(shape))
+    matrix.grad = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    assert optimizers.orthogonal_dtype(matrix.device) == torch.float32
+    optimizers.MatrixMuon([{"params": [matrix]}], lr=1.0, momentum=0.95).step()
+    u, _, vh = torch.linalg.svd(matrix.grad, full_matrices=False)
+    step = -matrix.detach() / (0.2 * math.sqrt(max(shape)))
+    found = u.T @ step @ vh.T  # the singular values that the iterations leave
+    torch.testing.assert_close(found, found.diag().diag(), atol=1e-4, rtol=0)
+    assert 0.65 < found.diag().min() <= found.diag().max() < 1.25
 
 
 def test_a_class_has_the_groups_and_its_arguments():
