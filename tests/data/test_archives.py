@@ -14,6 +14,7 @@ from PIL import Image
 from refusals import find_line, raises_user_error
 
 from uvit_decay.data import archives
+from uvit_decay.data.decoding import Decoding
 from uvit_decay.data.image_files import list_images, read
 
 NAMES = ["n02/n02_1.JPEG", "n01/n01_10.JPEG", "n01/n01_2.JPEG", "n03/n03_1.JPEG"]
@@ -35,7 +36,7 @@ def same(path: Path, folder: Path) -> None:
     """Check that `path` has the images, classes and bytes of the folder."""
     ours, theirs = list_images(path), list_images(folder)
     assert (ours.members, ours.labels, ours.class_names) == (theirs.members, theirs.labels, theirs.class_names)
-    assert torch.equal(read(ours, SIZE, 3), read(theirs, SIZE, 3))
+    assert torch.equal(read(ours, Decoding(SIZE, 3)), read(theirs, Decoding(SIZE, 3)))
     for member, (offset, size) in zip(ours.members, ours.spans.tolist(), strict=True):
         data = path.read_bytes()[offset : offset + size]
         assert data == (folder / member).read_bytes()
@@ -72,7 +73,7 @@ def test_of_a_name_that_comes_twice_the_last_counts(tmp_path):
     write_tar(tree(tmp_path / "new", ["b.png", "a.png"]), path, mode="a")  # as `tar --append` does
     listing = list_images(path)
     assert listing.members == ("a.png", "b.png")
-    assert (read(listing, SIZE, 3)[0].permute(1, 2, 0).numpy() == noise(SIZE, SIZE, 3, seed=1)).all()
+    assert (read(listing, Decoding(SIZE, 3))[0].permute(1, 2, 0).numpy() == noise(SIZE, SIZE, 3, seed=1)).all()
 
 
 def test_a_scan_that_takes_long_shows_a_bar(whole, capfd, monkeypatch):
@@ -87,7 +88,7 @@ def test_a_scan_that_takes_long_shows_a_bar(whole, capfd, monkeypatch):
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="open files are counted in /proc")
 def test_no_file_stays_open(whole):
     before = len(os.listdir("/proc/self/fd"))
-    read(list_images(whole), SIZE, 3)
+    read(list_images(whole), Decoding(SIZE, 3))
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -95,10 +96,10 @@ def test_a_tar_that_changes_after_it_was_listed(whole):
     listing = list_images(whole)
     os.truncate(whole, listing.spans[:, 0].max() + 1)
     with raises_user_error("train.tar", "1 of 4", "shorter"):
-        read(listing, SIZE, 3)
+        read(listing, Decoding(SIZE, 3))
     whole.unlink()
     with raises_user_error("train.tar", "No such file"):
-        read(listing, SIZE, 3)
+        read(listing, Decoding(SIZE, 3))
 
 
 def test_compressed_tars(tmp_path):
@@ -177,7 +178,8 @@ def test_links_and_names_that_lead_out_are_not_followed(tmp_path, capfd):
     listing = list_images(path)
     assert listing.members == (str(secret), "cat/good.png")
     assert listing.class_names == ("cat", secret.parts[1])
-    for seed, image in enumerate(read(listing, SIZE, 3), 1):  # what is in the tar, not what has that name on disk
+    images = read(listing, Decoding(SIZE, 3))
+    for seed, image in enumerate(images, 1):  # what is in the tar, not what has that name on disk
         assert (image.permute(1, 2, 0).numpy() == noise(SIZE, SIZE, 3, seed=seed)).all()
     find_line(capfd.readouterr().err, "hostile.tar", "2 links")
     assert sorted(tmp_path.rglob("*")) == before
@@ -194,7 +196,7 @@ def test_a_zip_of_powershell_has_its_classes(tmp_path):
     ours, theirs = list_images(tmp_path / "windows.zip"), list_images(path)
     assert (ours.members, ours.labels, ours.class_names) == (theirs.members, theirs.labels, ("n01", "n02", "n03"))
     assert ours.states(range(4)) == theirs.states(range(4))
-    assert torch.equal(read(ours, SIZE, 3), read(theirs, SIZE, 3))
+    assert torch.equal(read(ours, Decoding(SIZE, 3)), read(theirs, Decoding(SIZE, 3)))
 
 
 def test_labels_of_webdataset_beside_images_are_named(tmp_path, caplog):

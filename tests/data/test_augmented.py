@@ -15,7 +15,7 @@ from torchvision.transforms import InterpolationMode, functional
 from uvit_decay.data import Augment, AugmentedImages
 from uvit_decay.data.augmented import Cached, Streamed
 from uvit_decay.data.batches import InMemory, StepLoader, StepSampler
-from uvit_decay.data.decoding import Box, decode_box
+from uvit_decay.data.decoding import Box, Decoding, decode_box
 from uvit_decay.data.named import open_data
 from uvit_decay.evaluation.image_sources import DatasetImages
 
@@ -63,7 +63,7 @@ def opened(data, i):
 @pytest.mark.parametrize("box", [Box(0, 0, 100, 60), Box(10, 3, 31, 50), Box(20, 5, 9, 4)])
 def test_a_part_has_torchvisions_pixels(photographs, box):
     path = photographs / "cat" / "00.jpg"
-    found = decode_box(path.open("rb"), "00.jpg", 48, 3, lambda height, width: box)
+    found = decode_box(path.open("rb"), "00.jpg", Decoding(48, 3), lambda height, width: box)
     with Image.open(path) as image:
         expected = functional.resized_crop(image, *box, [48, 48], InterpolationMode.BICUBIC)
     np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
@@ -76,7 +76,7 @@ def test_large_jpegs_are_decoded_smaller_but_not_below_the_part(tmp_path, size, 
     box, decoded, crop = Box(101, 55, 400, 555), [], Image.Image.crop
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Image.Image, "crop", lambda image, part: decoded.append(image.size) or crop(image, part))
-        found = decode_box((tmp_path / "a.jpg").open("rb"), "a.jpg", size, 3, lambda height, width: box)
+        found = decode_box((tmp_path / "a.jpg").open("rb"), "a.jpg", Decoding(size, 3), lambda height, width: box)
     assert decoded == [(-(-803 // scale), -(-601 // scale))]
     with Image.open(tmp_path / "a.jpg") as image:
         expected = functional.resized_crop(image, *box, [size, size], InterpolationMode.BICUBIC)

@@ -9,6 +9,7 @@ from image_noise import SIZE, fails, tree, write_tar, write_zip
 from refusals import raises_user_error
 
 from uvit_decay.data import Images
+from uvit_decay.data.decoding import Decoding
 from uvit_decay.data.image_files import list_images, read, select
 from uvit_decay.images.class_names import class_hash, class_list
 
@@ -65,7 +66,7 @@ def test_only_these_classes(places):
             assert chosen.members == ("bee/1.png", "bee/2.png", "dog/1.png", "dog/3.png")
             assert (chosen.labels, chosen.class_names) == ((0, 0, 1, 1), ("bee", "dog"))
             rows = [listing.members.index(member) for member in chosen.members]
-            assert torch.equal(read(chosen, SIZE, 3), read(listing, SIZE, 3)[rows])
+            assert torch.equal(read(chosen, Decoding(SIZE, 3)), read(listing, Decoding(SIZE, 3))[rows])
         assert select(listing, listing.class_names) == listing
 
 

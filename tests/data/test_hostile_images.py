@@ -16,7 +16,7 @@ from refusals import raises_user_error
 from test_image_decoding import png
 
 from uvit_decay.data import archives
-from uvit_decay.data.decoding import decode
+from uvit_decay.data.decoding import Decoding, decode
 from uvit_decay.data.image_files import list_images, read, size_of
 from uvit_decay.images.class_names import class_list
 
@@ -67,7 +67,7 @@ def test_no_other_program_is_started_whatever_a_file_is_called(tmp_path, ghostsc
     (folder / "x.eps").write_bytes(eps())
     listing = list_images(folder)
     assert listing.members == (name,)
-    for look in (size_of, lambda listing: read(listing, SIZE, 3)):
+    for look in (size_of, lambda listing: read(listing, Decoding(SIZE, 3))):
         with raises_user_error(name):
             look(listing)
     assert not ghostscript.exists()
@@ -78,14 +78,14 @@ def test_an_image_that_would_grow_without_bound_is_refused(width, height):
     rows = (b"\0" + bytes(width)) * height
     words = ("x", f"{width}x{height}", 256)
     with raises_user_error(words):
-        decode(png(width, height, 8, 0, rows), "x", 256, 3)
-    assert decode(png(width, height, 8, 0, rows), "x", 8, 1).shape == (1, 8, 8)
+        decode(png(width, height, 8, 0, rows), "x", Decoding(256, 3))
+    assert decode(png(width, height, 8, 0, rows), "x", Decoding(8, 1)).shape == (1, 8, 8)
 
 
 @pytest.mark.parametrize("side", [9460, 13000, 30000])  # PIL warns of the first two
 def test_more_pixels_than_fit_are_refused_before_they_are_decoded(side, recwarn):
     with raises_user_error("x", "pixels"):
-        decode(png(side, side, 8, 0, b"\0"), "x", SIZE, 3)
+        decode(png(side, side, 8, 0, b"\0"), "x", Decoding(SIZE, 3))
 
 
 def test_a_file_that_is_larger_than_any_image_is_not_read(tmp_path, monkeypatch):
@@ -94,7 +94,7 @@ def test_a_file_that_is_larger_than_any_image_is_not_read(tmp_path, monkeypatch)
     (folder / "c/b.png").write_bytes((folder / "c/b.png").read_bytes() + bytes(5000))
     for path in (folder, write_zip(folder, tmp_path / "z.zip"), write_tar(folder, tmp_path / "t.tar")):
         with raises_user_error("1 of 2", "c/b.png", "5,000"):
-            read(list_images(path), SIZE, 3)
+            read(list_images(path), Decoding(SIZE, 3))
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
@@ -105,7 +105,7 @@ def test_a_zip_member_that_unpacks_to_more_than_it_says_is_cut_there(tmp_path, m
     content = path.read_bytes()
     path.write_bytes(content.replace(struct.pack("<I", 2**24), struct.pack("<I", 1000)))
     with raises_user_error("a.png"):
-        read(list_images(path), SIZE, 3)
+        read(list_images(path), Decoding(SIZE, 3))
 
 
 @pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE])
@@ -121,7 +121,7 @@ def test_what_is_no_regular_file_is_not_opened(tmp_path):
     folder = tree(tmp_path / "data", ["a.png"])
     os.mkfifo(folder / "x.png")
     with at_most(20), raises_user_error("1 of 2", "x.png", "regular file"):
-        read(list_images(folder), SIZE, 3)
+        read(list_images(folder), Decoding(SIZE, 3))
     os.mkfifo(tmp_path / "x.tar")
     for path in (folder / "x.png", tmp_path / "x.tar", Path("/dev/zero")):
         with at_most(20), raises_user_error(path, "regular file"):
@@ -151,6 +151,6 @@ def test_pixels_of_a_png_that_differ_from_their_checksum_are_refused_and_what_fo
     place = good.index(b"IEND") - 5  # the last byte of the checksum of IDAT, which PIL does not compare
     flipped = good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :]
     with raises_user_error("x", "damaged"):
-        decode(io.BytesIO(flipped), "x", SIZE, 1)
+        decode(io.BytesIO(flipped), "x", Decoding(SIZE, 1))
     for rest in (good[:-1], good[:-8], good[:-12], good + b"more"):
-        assert decode(io.BytesIO(rest), "x", SIZE, 1).max() == 0
+        assert decode(io.BytesIO(rest), "x", Decoding(SIZE, 1)).max() == 0

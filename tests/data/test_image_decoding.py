@@ -11,7 +11,7 @@ from image_noise import SIZE, noise
 from PIL import Image
 from refusals import raises_user_error
 
-from uvit_decay.data.decoding import AS_TRAINED, Reading, decode
+from uvit_decay.data.decoding import AS_TRAINED, Decoding, Reading, decode
 from uvit_decay.data.image_files import Listing, read
 from uvit_decay.runtime.errors import UserError
 
@@ -26,7 +26,7 @@ def saved(image: Image.Image, kind: str, **options: object) -> io.BytesIO:
 def decoded(
     image: Image.Image, kind: str = "PNG", channels: int = 3, reading: Reading = AS_TRAINED, **options: object
 ) -> np.ndarray:
-    return decode(saved(image, kind, **options), "x", SIZE, channels, reading=reading)
+    return decode(saved(image, kind, **options), "x", Decoding(SIZE, channels, reading=reading))
 
 
 def png(width: int, height: int, depth: int, colour: int, rows: bytes, extra: bytes = b"") -> io.BytesIO:
@@ -136,10 +136,10 @@ def test_sixteen_bit_png_with_transparency_and_colour():
     rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
     expected = np.where(values == 5000, 255, (values.astype(int) + 128) // 257)
     file = png(SIZE, SIZE, 16, 0, rows, extra=struct.pack(">H", 5000))
-    assert (decode(file, "x", SIZE, 1)[0] == expected).all()
+    assert (decode(file, "x", Decoding(SIZE, 1))[0] == expected).all()
     colour = np.stack([values, values[::-1], values.T], -1)
     rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in colour)
-    difference = decode(png(SIZE, SIZE, 16, 2, rows), "x", SIZE, 3) - (colour.transpose(2, 0, 1) / 257)
+    difference = decode(png(SIZE, SIZE, 16, 2, rows), "x", Decoding(SIZE, 3)) - (colour.transpose(2, 0, 1) / 257)
     assert np.abs(difference).max() <= 1
 
 
@@ -172,7 +172,7 @@ def test_transparency_may_be_dropped_as_torch_fidelity_drops_it():
     for image, option in zip(images, options, strict=True):
         stored = saved(image, "PNG", **option)
         expected = np.asarray(Image.open(stored).convert("RGB")).transpose(2, 0, 1)
-        assert (decode(stored, "x", SIZE, 3, reading=Reading(on_white=False)) == expected).all()
+        assert (decode(stored, "x", Decoding(SIZE, 3, reading=Reading(on_white=False))) == expected).all()
 
 
 def test_lab_becomes_grey_by_way_of_rgb():
@@ -198,7 +198,7 @@ def test_exif_orientation_is_ignored():
 @pytest.mark.parametrize(("size", "channels"), [(SIZE, 2), (SIZE, 4), (0, 3), (-1, 1), (10**9, 3)])
 def test_impossible_shapes(size, channels):
     with pytest.raises(UserError):
-        decode(saved(Image.new("L", (SIZE, SIZE)), "PNG"), "x", size, channels)
+        decode(saved(Image.new("L", (SIZE, SIZE)), "PNG"), "x", Decoding(size, channels))
     with raises_user_error(size if size != SIZE else channels):
         read(Listing(Path(), (), (), ()), size, channels)
 
@@ -223,5 +223,5 @@ def test_crop_is_that_of_adm(size):
     for width in SIDES:
         for height in SIDES:
             image = Image.fromarray(noise(height, width, 3, seed=width))
-            ours = decode(saved(image, "BMP"), "x", size, 3)
+            ours = decode(saved(image, "BMP"), "x", Decoding(size, 3))
             assert (ours.transpose(1, 2, 0) == adm_crop(image, size)).all(), (width, height)

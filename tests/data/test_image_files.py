@@ -12,6 +12,7 @@ from refusals import raises_user_error
 from torch.utils.data import DataLoader
 
 from uvit_decay.data import image_files
+from uvit_decay.data.decoding import Decoding
 from uvit_decay.data.image_files import list_images, read
 from uvit_decay.data.labels import LabelOptions
 
@@ -29,13 +30,13 @@ def test_folder_zip_and_tar_are_the_same(tmp_path):
     assert listing.members == ("ant/x.tiff", "cat/a.PNG", "cat/c.Bmp", "dog/a.webp", "dog/b.png")
     assert listing.class_names == ("ant", "cat", "dog")
     assert listing.labels == (0, 1, 1, 2, 2)
-    pixels = read(listing, SIZE, 3)
+    pixels = read(listing, Decoding(SIZE, 3))
     assert (pixels[1].numpy() == noise(SIZE, SIZE, 3, seed=1).transpose(2, 0, 1)).all()
     for pack, prefix in product((write_zip, write_tar), ("", "wrapper/", "./", "outer/inner/")):
         other = list_images(pack(folder, tmp_path / f"{len(prefix)}.{pack.__name__}", prefix))
         assert other.members == tuple(prefix + member for member in listing.members)
         assert (other.labels, other.class_names) == (listing.labels, listing.class_names)
-        assert torch.equal(read(other, SIZE, 3), pixels)
+        assert torch.equal(read(other, Decoding(SIZE, 3)), pixels)
 
 
 def test_flat_images_have_no_classes(tmp_path):
@@ -109,21 +110,21 @@ def test_indices(tmp_path):
     folder = tree(tmp_path / "data", [f"{i:03}.png" for i in range(150)])
     for path in (folder, write_zip(folder, tmp_path / "data.zip"), write_tar(folder, tmp_path / "data.tar")):
         listing = list_images(path)
-        whole = read(listing, SIZE, 3)
+        whole = read(listing, Decoding(SIZE, 3))
         assert whole.shape == (150, 3, SIZE, SIZE)
         assert whole.dtype == torch.uint8
         assert all((whole[i].numpy().transpose(1, 2, 0) == noise(SIZE, SIZE, 3, seed=i)).all() for i in range(150))
-        assert torch.equal(read(listing, SIZE, 3, indices=[7, 2, 7]), whole[[7, 2, 7]])
-        assert read(listing, SIZE, 1, indices=[]).shape == (0, 1, SIZE, SIZE)
+        assert torch.equal(read(listing, Decoding(SIZE, 3), indices=[7, 2, 7]), whole[[7, 2, 7]])
+        assert read(listing, Decoding(SIZE, 1), indices=[]).shape == (0, 1, SIZE, SIZE)
 
 
 def test_a_bar_is_shown_when_reading_takes_long(tmp_path, capfd, monkeypatch):
     listing = list_images(tree(tmp_path / "data", ["a.png"]))
     monkeypatch.setattr("os.get_terminal_size", lambda *_: os.terminal_size((120, 40)))
-    read(listing, SIZE, 3)
+    read(listing, Decoding(SIZE, 3))
     assert capfd.readouterr().err == ""
     monkeypatch.setattr(image_files, "_PATIENCE", 0.0)
-    read(listing, SIZE, 3)
+    read(listing, Decoding(SIZE, 3))
     assert "reading images" in capfd.readouterr().err
 
 
@@ -135,9 +136,9 @@ def test_broken_images_are_counted_in_the_set_and_named(tmp_path):
     (folder / "cat/32.jpg").write_bytes(b"")
     for path in (folder, write_zip(folder, tmp_path / "data.zip"), write_tar(folder, tmp_path / "data.tar")):
         with raises_user_error(path, "3 of 40", "cat/07.jpg", "truncated"):
-            read(list_images(path), SIZE, 3)
+            read(list_images(path), Decoding(SIZE, 3))
         with raises_user_error("3 of 40", "cat/31.jpg"):
-            read(list_images(path), SIZE, 3, indices=[31, 32])
+            read(list_images(path), Decoding(SIZE, 3), indices=[31, 32])
 
 
 def test_damage_inside_a_zip_and_missing_files(tmp_path):
@@ -147,11 +148,11 @@ def test_damage_inside_a_zip_and_missing_files(tmp_path):
     data[2000:2010] = bytes(10)  # in the middle of b.png, which was written first
     path.write_bytes(data)
     with raises_user_error("1 of 2", "b.png"):
-        read(list_images(path), SIZE, 3)
+        read(list_images(path), Decoding(SIZE, 3))
     listing = list_images(folder)
     (folder / "a.png").unlink()
     with raises_user_error("1 of 2", "a.png", "No such file"):
-        read(listing, SIZE, 3)
+        read(listing, Decoding(SIZE, 3))
 
 
 def test_a_replaced_zip_is_read_anew(tmp_path):
@@ -167,9 +168,11 @@ def test_worker_processes(tmp_path, pack):
     listing = list_images(pack(folder, tmp_path / "packed"))
     sent = pickle.loads(pickle.dumps(listing))
     assert sent == listing
-    whole = read(listing, SIZE, 3)  # the parent's zip is open when the workers start
-    assert torch.equal(read(sent, SIZE, 3), whole)
+    whole = read(listing, Decoding(SIZE, 3))  # the parent's zip is open when the workers start
+    assert torch.equal(read(sent, Decoding(SIZE, 3)), whole)
     options = {"batch_size": 8, "num_workers": 2, "multiprocessing_context": "fork"}
-    loader = DataLoader(range(120), **options, collate_fn=lambda indices: read(listing, SIZE, 3, indices=indices))
+    loader = DataLoader(
+        range(120), **options, collate_fn=lambda indices: read(listing, Decoding(SIZE, 3), indices=indices)
+    )
     assert torch.equal(torch.cat(list(loader)), whole)
-    assert torch.equal(read(listing, SIZE, 3), whole)
+    assert torch.equal(read(listing, Decoding(SIZE, 3)), whole)

@@ -16,6 +16,7 @@ from refusals import find_line, raises_user_error
 from torchvision.datasets import ImageFolder
 
 from uvit_decay.data import AugmentedImages, Images
+from uvit_decay.data.decoding import Decoding
 from uvit_decay.data.image_files import list_images, read
 from uvit_decay.data.labels import LabelOptions
 from uvit_decay.data.latents.encode import describe
@@ -57,7 +58,7 @@ def opened(path, kind=Images, **options):
 
 def check_pixels(listing):
     """Compare all images with Pillow's."""
-    pixels = read(listing, SIZE, 3)
+    pixels = read(listing, Decoding(SIZE, 3))
     for row, name in zip(pixels, listing.members, strict=True):
         with listing.open() as fetch, Image.open(fetch(listing.members.index(name))) as image:
             assert torch.equal(row, torch.from_numpy(np.array(image)).permute(2, 0, 1))

@@ -16,6 +16,7 @@ from PIL import Image
 from refusals import find_line, raises_user_error
 from safetensors.torch import save
 
+from uvit_decay.data.decoding import Decoding
 from uvit_decay.data.image_files import list_images, read
 from uvit_decay.data.latents import manifest as manifests
 from uvit_decay.data.latents.encode import describe
@@ -27,7 +28,7 @@ from uvit_decay.runtime.tensor_files import load_tensors
 
 def test_what_is_stored_is_what_the_autoencoder_says_of_each_image_and_its_mirror(encoded, image_dir, vae):
     listing, found = list_images(image_dir), Autoencoder(str(vae))
-    images, stored = read(listing, SIZE, 3), open_set(encoded)
+    images, stored = read(listing, Decoding(SIZE, 3)), open_set(encoded)
     every = list(range(COUNT))
     for side, shown in enumerate((images, images.flip(-1))):
         moments, labels = stored.mirrored(every, torch.full((COUNT,), bool(side)))
@@ -38,7 +39,7 @@ def test_what_is_stored_is_what_the_autoencoder_says_of_each_image_and_its_mirro
 
 def test_decoding_the_mirrors_latents_gives_the_mirrored_image_and_flipped_latents_do_not(encoded, image_dir, vae):
     found, stored = Autoencoder(str(vae)), open_set(encoded)
-    images = read(list_images(image_dir), SIZE, 3, [5])
+    images = read(list_images(image_dir), Decoding(SIZE, 3), [5])
     plain, _ = stored[[5]]
     mirrored, _ = stored.mirrored([5], torch.tensor([True]))
     wanted = found.decode(found.space.mean(found.encode(images.flip(-1)))).int()
@@ -62,7 +63,7 @@ def test_the_manifest_says_how_the_latents_were_made(encoded, vae):
 def test_the_linear_map_is_the_least_squares_fit(encoded, image_dir):
     found = manifests.read(encoded)
     x = found.latents.mean(open_set(encoded)[list(range(COUNT))][0])
-    images = read(list_images(image_dir), SIZE, 3).float() / 127.5 - 1
+    images = read(list_images(image_dir), Decoding(SIZE, 3)).float() / 127.5 - 1
     y = torch.nn.functional.avg_pool2d(images, 8).movedim(1, -1).reshape(-1, 3)
     design = torch.cat([x.movedim(1, -1).reshape(-1, 4), torch.ones(len(y), 1)], dim=1)
     fit = torch.linalg.lstsq(design.double(), y.double()).solution

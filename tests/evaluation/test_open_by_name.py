@@ -11,7 +11,7 @@ from PIL import Image
 from refusals import find_line, raises_user_error
 
 from uvit_decay.data import Images
-from uvit_decay.data.decoding import ResizedCentre, centre_crop
+from uvit_decay.data.decoding import Decoding, ResizedCentre, centre_crop
 from uvit_decay.data.image_files import list_images
 from uvit_decay.data.named import describe_test_images, open_data
 from uvit_decay.data.on_disk import OnDisk
@@ -192,7 +192,7 @@ def test_the_fingerprint_of_a_set_has_its_crop_unless_it_is_the_usual_one(forms)
     listing = list_images(forms / "folder")
     prints = []
     for crop in (centre_crop, ResizedCentre(0.5), ResizedCentre(1.0)):
-        images = OnDisk(listing, [0, 1], 4, 3, crop)
+        images = OnDisk(listing, [0, 1], Decoding(4, 3, crop=crop))
         prints.append(DatasetImages("x", images, 3, listing.class_names).fingerprint())
     assert prints[0] != prints[1] != prints[2] != prints[0]
     assert "crop" not in prints[0]  # results of the usual crop keep their keys

@@ -20,7 +20,7 @@ from run_folders import a_run
 from uvit_decay.commands.cli import CLI
 from uvit_decay.compare.runs import Run
 from uvit_decay.data import Images
-from uvit_decay.data.decoding import Box, decode_box
+from uvit_decay.data.decoding import Box, Decoding, decode_box
 
 SIDE = 8
 SETTING = r'"(trainer|model|data|seed_everything)[\w.]*"|--\w+|option .\w|fit[.]\w+|Spaces not allowed'
@@ -58,14 +58,17 @@ def make_jpegs(folder: Path, sources: Sources) -> None:
         picture.save(folder / "images" / f"{i}.jpg", **options)
 
 
+def _choose_quarter(height: int, width: int) -> Box:
+    return Box(0, 0, max(height // 2, 1), max(width // 2, 1))
+
+
 def read_jpegs(folder: Path, file: Path) -> Any:
     """Return the pictures, and a part of the one that was changed as it is decoded to be augmented."""
     pictures = images_in(folder / "images")
     if file.is_file():
         with file.open("rb") as opened:
-            pictures["part"] = np.asarray(
-                decode_box(opened, str(file), 4, 3, lambda high, wide: Box(0, 0, max(high // 2, 1), max(wide // 2, 1)))
-            )
+            part = decode_box(opened, str(file), Decoding(4, 3), _choose_quarter)
+        pictures["part"] = np.asarray(part)
     return pictures
 
 

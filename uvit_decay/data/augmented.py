@@ -15,7 +15,7 @@ from torch import Tensor
 
 from uvit_decay.data.augment import Augment, AugmentDraw, erase_boxes, global_seeds, rand_augment
 from uvit_decay.data.batches import Augmentation, Batch, ImageSet, InMemory
-from uvit_decay.data.decoding import ResizedCentre, check_shape, decode_box, planes
+from uvit_decay.data.decoding import Decoding, ResizedCentre, check_shape, decode_box, planes
 from uvit_decay.data.folder import Images
 from uvit_decay.data.image_files import Listing, common_side
 from uvit_decay.data.on_disk import OnDisk
@@ -28,12 +28,12 @@ class Streamed(OnDisk):
 
     def augment(self, indices: list[int], draws: list[AugmentDraw]) -> tuple[Tensor, Tensor]:
         """Return randomly changed images, uint8 (b, c, size, size), and labels (b,)."""
-        size = self.image_size
-        out = np.empty((len(indices), self.channels, size, size), np.uint8)
+        size = self.decoding.size
+        out = np.empty((len(indices), self.decoding.channels, size, size), np.uint8)
         with self.listing.open() as fetch:
             for pixels, index, draw in zip(out, indices, draws, strict=True):
                 i = self.chosen[index]
-                image = decode_box(fetch(i), self.listing.members[i], size, self.channels, draw.box, self.reading)
+                image = decode_box(fetch(i), self.listing.members[i], self.decoding, draw.box)
                 image = _change(image, draw)
                 pixels[:] = draw.moved(planes(image))
         return torch.from_numpy(out), self.labels[indices]
@@ -142,8 +142,9 @@ class AugmentedImages(Images):
         if side is None:
             rank_zero_info(f"{len(chosen)} training images are decoded whenever they are read")
             self._check_headers(listing, chosen)
-            return Streamed(listing, chosen, self.image_size, self.channels, self.crop, self.reading)
-        images = self._read_all(listing, side, chosen, exact=True)
+            return Streamed(listing, chosen, self.decoding)
+        whole = Decoding(side, self.channels, exact=True, reading=self.reading)
+        images = self._read_all(listing, chosen, whole)
         labels = torch.tensor(listing.labels)[chosen]
         return Cached(images, labels, self.image_size, self.crop)
 

@@ -149,16 +149,32 @@ class ResizedCentre:
         return round(size / self.share)
 
 
-def decode(
-    file: BinaryIO,
-    name: str,
-    size: int,
-    channels: int,
-    exact: bool = False,
-    crop: Crop = centre_crop,
-    reading: Reading = AS_TRAINED,
-    look: Look | None = None,
-) -> np.ndarray:
+@dataclass(frozen=True)
+class Decoding:
+    """What becomes of an image in a file: uint8 (channels, size, size).
+
+    Args:
+        size: width and height of the result.
+        channels: 1 for grey, 3 for RGB.
+        exact: crop nothing, and require this size.
+        crop: the crop to `size`.
+        reading: how its values become 8 bits.
+
+    Raises:
+        UserError: a size or a number of channels that cannot be.
+    """
+
+    size: int
+    channels: int
+    exact: bool = False
+    crop: Crop = centre_crop
+    reading: Reading = AS_TRAINED
+
+    def __post_init__(self) -> None:
+        check_shape(self.size, self.channels)
+
+
+def decode(file: BinaryIO, name: str, decoding: Decoding, look: Look | None = None) -> np.ndarray:
     """Decode an image to uint8 (channels, size, size).
 
     All FORMATS and PIL modes are supported: animations give their first frame, transparency becomes white, 16-bit grey
@@ -168,30 +184,26 @@ def decode(
     Args:
         file: the bytes of the image.
         name: its name in errors.
-        size: width and height of the result.
-        channels: 1 for grey, 3 for RGB.
-        exact: crop nothing, and require this size.
-        crop: the crop to `size`.
-        reading: how its values become 8 bits.
+        decoding: size, channels and crop of the result.
         look: sees the whole image, in its mode in the file.
 
     Raises:
         UserError: the bytes cannot be decoded, values are outside these ranges, or the size differs with `exact` or
             cannot be scaled to `size`. The message starts with `name`.
     """
-    check_shape(size, channels)
+    size = decoding.size
     with open_image(file, name) as image:
         width, height = image.size
-        if exact:
+        if decoding.exact:
             check_size(image, name, size)
         if size**2 * max(image.size) > MOST_PIXELS * min(image.size):
             raise UserError(f"{name}: {width}x{height} is too long to be scaled to {size} on its shorter side")
         image.load()
         if look is not None:
             look(image)
-        converted = _convert(image, channels, reading)
-    if not exact:
-        converted = crop(converted, size)
+        converted = _convert(image, decoding.channels, decoding.reading)
+    if not decoding.exact:
+        converted = decoding.crop(converted, size)
     return planes(converted)
 
 
@@ -228,9 +240,7 @@ def planes(image: Image.Image) -> np.ndarray:
     return pixels.transpose(2, 0, 1)
 
 
-def decode_box(
-    file: BinaryIO, name: str, size: int, channels: int, choose: ChooseBox, reading: Reading = AS_TRAINED
-) -> Image.Image:
+def decode_box(file: BinaryIO, name: str, decoding: Decoding, choose: ChooseBox) -> Image.Image:
     """Decode an image and scale a part of it to size x size, bicubic with antialiasing, as torchvision's resized_crop.
 
     A JPEG whose part is at least twice as large as `size` is decoded at 1/2, 1/4 or 1/8 of its size (PIL's draft mode),
@@ -239,15 +249,13 @@ def decode_box(
     Args:
         file: the bytes of the image.
         name: its name in errors.
-        size: width and height of the result.
-        channels: 1 for mode "L", 3 for "RGB".
+        decoding: size and channels (1: mode "L", 3: "RGB") of the result; its crop is not used.
         choose: returns the part of an image of this height and width.
-        reading: how its values become 8 bits.
 
     Raises:
         UserError: as `decode`.
     """
-    check_shape(size, channels)
+    size = decoding.size
     with open_image(file, name) as image:
         whole_width, whole_height = image.size
         top, left, height, width = choose(whole_height, whole_width)
@@ -258,7 +266,7 @@ def decode_box(
         if not reduced:
             scale = 1
         image.load()
-        converted = _convert(image, channels, reading)
+        converted = _convert(image, decoding.channels, decoding.reading)
     x_start, x_end = left / scale, (left + width) / scale
     y_start, y_end = top / scale, (top + height) / scale
     x, y = math.floor(x_start), math.floor(y_start)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from uvit_decay.data.batches import ImageSet, InMemory
 from uvit_decay.data.datamodule import ImageData, Sizes, hash_set
-from uvit_decay.data.decoding import Crop, Reading, centre_crop, is_transparent
+from uvit_decay.data.decoding import Crop, Decoding, Reading, centre_crop, is_transparent
 from uvit_decay.data.file_kinds import hint_at_heif, is_heif
 from uvit_decay.data.fingerprint import MOST_MEASURED, hash_files, name_shared, spread
 from uvit_decay.data.image_files import (
@@ -345,26 +345,31 @@ class Images(ImageData):
     def _set(self, listing: Listing, chosen: list[int]) -> ImageSet:
         size = len(chosen) * self.channels * self.image_size**2  # bytes
         if size <= self.memory_gb * 2**30:
-            images = self._read_all(listing, self.image_size, chosen)
+            images = self._read_all(listing, chosen, self.decoding)
             labels = torch.tensor(listing.labels)[chosen]
             return InMemory(images, labels)
         rank_zero_info(f"{len(chosen)} images are decoded whenever they are read")
         self._check_headers(listing, chosen)
-        return OnDisk(listing, chosen, self.image_size, self.channels, self.crop, self.reading)
+        return OnDisk(listing, chosen, self.decoding)
 
-    def _read_all(self, listing: Listing, size: int, chosen: list[int], exact: bool = False) -> Tensor:
-        """Read images into memory; if some cannot be read, name all of the listing. Arguments as in `read`."""
+    @property
+    def decoding(self) -> Decoding:
+        """How images are read that are not cropped at random."""
+        return Decoding(self.image_size, self.channels, crop=self.crop, reading=self.reading)
+
+    def _read_all(self, listing: Listing, chosen: list[int], decoding: Decoding) -> Tensor:
+        """Read images into memory; if some cannot be read, name all of the listing."""
         transparent = []
 
         def look(image: Image.Image) -> None:
             if is_transparent(image):
                 transparent.append(image.size)
 
-        images, failures = try_read(listing, size, self.channels, chosen, exact, self.crop, self.reading, look)
+        images, failures = try_read(listing, decoding, chosen, look)
         self._seen += len(chosen)
         self._transparent += len(transparent)
         if failures:
-            failures |= find_failures(listing, self.image_size, self.channels, False, self.crop, self.reading)
+            failures |= find_failures(listing, self.decoding)
             where = self._store_unread([failures[i] for i in sorted(failures)])
             raise UserError(explain_failures(listing, failures, where=where) + SKIP_HINT)
         return images

@@ -19,12 +19,8 @@ from torch import Tensor
 
 from uvit_decay.data.archives import ArchiveIndex, Kinds, file_states, find, open_members
 from uvit_decay.data.decoding import (
-    AS_TRAINED,
-    Crop,
+    Decoding,
     Look,
-    Reading,
-    centre_crop,
-    check_shape,
     check_size,
     decode,
     formats,
@@ -194,63 +190,43 @@ def common_side(listing: Listing, indices: Sequence[int], most: int) -> int | No
     return side
 
 
-def read(
-    listing: Listing,
-    size: int,
-    channels: int,
-    indices: Sequence[int] | None = None,
-    exact: bool = False,
-    crop: Crop = centre_crop,
-    reading: Reading = AS_TRAINED,
-) -> Tensor:
+def read(listing: Listing, decoding: Decoding, indices: Sequence[int] | None = None) -> Tensor:
     """Read images as uint8 (n, channels, size, size), decoded in threads.
 
     It works in forked and spawned workers, and shows a progress bar if it takes more than 3 seconds.
 
     Args:
         listing: the images.
-        size: height and width of the result.
-        channels: 1 for grey, 3 for RGB.
+        decoding: size, channels and crop of the result.
         indices: numbers of the images to read, in this order; None reads all.
-        exact: see `decode`.
-        crop: see `decode`.
-        reading: see `decode`.
 
     Raises:
         UserError: images cannot be read. The message counts them, and explains the first ones; of a listing of at most
             MOST_TRIED images, all are tried.
     """
-    images, failures = try_read(listing, size, channels, indices, exact, crop, reading)
+    images, failures = try_read(listing, decoding, indices)
     if failures:
         complete = indices is None
         if not complete and len(listing.members) <= MOST_TRIED:
-            failures |= find_failures(listing, size, channels, exact, crop, reading)
+            failures |= find_failures(listing, decoding)
             complete = True
         raise UserError(explain_failures(listing, failures, complete))
     return images
 
 
 def try_read(
-    listing: Listing,
-    size: int,
-    channels: int,
-    indices: Sequence[int] | None = None,
-    exact: bool = False,
-    crop: Crop = centre_crop,
-    reading: Reading = AS_TRAINED,
-    look: Look | None = None,
+    listing: Listing, decoding: Decoding, indices: Sequence[int] | None = None, look: Look | None = None
 ) -> tuple[Tensor, Failures]:
     """Return images as `read`, and the failures; the rows of images that cannot be read are undefined.
 
     `look` sees every image before it is converted, in several threads.
     """
-    check_shape(size, channels)
     chosen = range(len(listing.members)) if indices is None else indices
-    out = torch.empty(len(chosen), channels, size, size, dtype=torch.uint8)
+    out = torch.empty(len(chosen), decoding.channels, decoding.size, decoding.size, dtype=torch.uint8)
     pixels = out.numpy()
 
     def fill(row: int, file: BytesIO) -> None:
-        pixels[row] = decode(file, listing.members[chosen[row]], size, channels, exact, crop, reading, look)
+        pixels[row] = decode(file, listing.members[chosen[row]], decoding, look)
 
     return out, attempt(listing, chosen, fill)
 
@@ -286,18 +262,11 @@ def check_headers(listing: Listing, chosen: Sequence[int], size: int | None = No
     return len(transparent)
 
 
-def find_failures(
-    listing: Listing,
-    size: int,
-    channels: int,
-    exact: bool = False,
-    crop: Crop = centre_crop,
-    reading: Reading = AS_TRAINED,
-) -> Failures:
-    """Return all images of a listing that cannot be read; arguments as in `read`."""
+def find_failures(listing: Listing, decoding: Decoding) -> Failures:
+    """Return all images of a listing that cannot be read."""
 
     def discard(i: int, file: BytesIO) -> None:
-        decode(file, listing.members[i], size, channels, exact, crop, reading)
+        decode(file, listing.members[i], decoding)
 
     return attempt(listing, range(len(listing.members)), discard)
 

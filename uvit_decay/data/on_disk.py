@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from uvit_decay.data.batches import ImageSet, InMemory
-from uvit_decay.data.decoding import AS_TRAINED, Crop, Reading, centre_crop
+from uvit_decay.data.decoding import Decoding
 from uvit_decay.data.fingerprint import SPREAD_IMAGES, spread
 from uvit_decay.data.image_files import Listing, read, try_read
 
@@ -17,33 +17,19 @@ class OnDisk(ImageSet):
     Args:
         listing: images, of which the set has some.
         chosen: their indices in the listing.
-        image_size: height and width in pixels.
-        channels: 3 for RGB, 1 for grey.
-        crop: scales and crops an image to this size.
-        reading: how values of a file become 8 bits.
+        decoding: size, channels and crop of the images.
     """
 
-    def __init__(
-        self,
-        listing: Listing,
-        chosen: list[int],
-        image_size: int,
-        channels: int,
-        crop: Crop = centre_crop,
-        reading: Reading = AS_TRAINED,
-    ) -> None:
+    def __init__(self, listing: Listing, chosen: list[int], decoding: Decoding) -> None:
         self.listing = listing
         self.chosen = chosen
-        self.image_size = image_size
-        self.channels = channels
-        self.crop = crop
-        self.reading = reading
+        self.decoding = decoding
+        self.crop = decoding.crop
         self.labels = torch.tensor(listing.labels)[chosen]
 
     def __getitem__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
         chosen = [self.chosen[i] for i in indices]
-        images = read(self.listing, self.image_size, self.channels, chosen, crop=self.crop, reading=self.reading)
-        return images, self.labels[indices]
+        return read(self.listing, self.decoding, chosen), self.labels[indices]
 
 
 def find_brightest(images: ImageSet) -> int:
@@ -51,7 +37,6 @@ def find_brightest(images: ImageSet) -> int:
     if isinstance(images, InMemory):
         return int(images.images.max())
     chosen = [images.chosen[row] for row in spread(len(images), SPREAD_IMAGES)]
-    shape = images.image_size, images.channels
-    pixels, failures = try_read(images.listing, *shape, chosen, crop=images.crop, reading=images.reading)
+    pixels, failures = try_read(images.listing, images.decoding, chosen)
     kept = [row for row, i in enumerate(chosen) if i not in failures]
     return int(pixels[kept].max()) if kept else 255

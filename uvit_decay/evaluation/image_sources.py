@@ -15,7 +15,7 @@ from einops import repeat
 from torch import Tensor
 
 from uvit_decay.data.batches import ImageSet, InMemory
-from uvit_decay.data.decoding import AS_TRAINED, Reading, centre_crop
+from uvit_decay.data.decoding import AS_TRAINED, Decoding, Reading, centre_crop
 from uvit_decay.data.fingerprint import MOST_MEASURED, hash_array, hash_states, spread
 from uvit_decay.data.image_files import check_headers, list_images, read, size_of
 from uvit_decay.data.labels import LabelOptions
@@ -135,7 +135,9 @@ class FileImages(ImageSource):
         return len(self.listing.members)
 
     def read(self, indices: Sequence[int]) -> Tensor:
-        return read(self.listing, self.shape[1], self.shape[0], indices, exact=self.exact, reading=self.reading)
+        channels, side, _ = self.shape
+        decoding = Decoding(side, channels, exact=self.exact, reading=self.reading)
+        return read(self.listing, decoding, indices)
 
     def describe(self) -> str:
         return f"{self.listing.path}: {describe_listing(self.listing, self.shape[1])}"
@@ -268,8 +270,9 @@ class DatasetImages(ImageSource):
         fingerprint = {"set": content, "chosen": indices, "shape": list(self.shape)}
         if isinstance(self.images, OnDisk):
             fingerprint["read"] = self.checksum(READ)
-            if self.images.reading.key:
-                fingerprint["reading"] = self.images.reading.key
+            reading = self.images.decoding.reading
+            if reading.key:
+                fingerprint["reading"] = reading.key
         if self.images.crop not in (None, centre_crop):
             fingerprint["crop"] = repr(self.images.crop)
         return fingerprint

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from uvit_decay.data.decoding import Decoding
 from uvit_decay.data.image_files import Listing
 from uvit_decay.data.latents.manifest import Manifest, Sums, read, statistics
 from uvit_decay.data.latents.shards import Shard, check_shard, check_space, crc32, read_sums, write_labels, write_shard
@@ -68,7 +69,7 @@ def encode(
         raise UserError(f"cannot store latents in {folder}: it is the images' own folder or in it; choose another one")
     check_writable(folder, folder=True)
     processes.check_shared(folder)
-    images = OnDisk(listing, list(range(manifest.count)), manifest.image_size, channels=3)
+    images = OnDisk(listing, list(range(manifest.count)), Decoding(manifest.image_size, channels=3))
     if processes.size > 1:
         compared = images.stored(subset(images, COMPARED, "compared"))
         checksums = crc32(compared, 1).tolist()
