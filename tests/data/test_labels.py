@@ -110,6 +110,11 @@ def write_metadata(folder: Path, kind: str, **columns: list) -> Path:
     rows = [dict(zip(("file_name", *columns), row, strict=True)) for row in zip(names, *columns.values(), strict=True)]
     if kind == "jsonl":
         (folder / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif kind == "parquet":
+        pyarrow = pytest.importorskip("pyarrow")
+        from pyarrow import parquet
+
+        parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "metadata.parquet")
     else:
         with open(folder / "metadata.csv", "w", newline="") as file:
             writer = csv.DictWriter(file, list(rows[0]))
@@ -118,7 +123,7 @@ def write_metadata(folder: Path, kind: str, **columns: list) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "csv"])
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
 @pytest.mark.parametrize(("column", "values"), [("label", LABELS), ("species_label", WORDS)])
 def test_metadata_of_an_imagefolder(tmp_path, kind, column, values):
     folder = write_metadata(
@@ -129,6 +134,15 @@ def test_metadata_of_an_imagefolder(tmp_path, kind, column, values):
         listing = list_images(path)
         assert list(listing.labels) == expected
         check_pixels(listing)
+
+
+def test_a_damaged_parquet_file_is_named(tmp_path):
+    folder = write_metadata(tmp_path / "set", "parquet", label=LABELS)
+    file = folder / "metadata.parquet"
+    for content in (b"", b"PAR1 no", file.read_bytes()[:-20]):
+        file.write_bytes(content)
+        with raises_user_error("metadata.parquet"):
+            list_images(folder)
 
 
 def test_captions_are_no_labels_unless_asked_for(tmp_path, caplog):

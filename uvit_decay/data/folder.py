@@ -70,11 +70,11 @@ class Images(ImageData):
         white: the value that is white in grey images of more than 8 bits, such as 4095 for 12 bits in 16; null: 65,535,
             and 1 in float images.
         seed: random seed of the image order and the flips; the held-out images do not depend on it.
-        labels: "auto" takes the labels in a dataset.json (EDM, StyleGAN), metadata.jsonl or metadata.csv (Hugging
-            Face's imagefolder) at the top of the images, or else the class folders. "folders" takes the folders of the
-            first level, "leaf" the lowest ones; null: no classes. Otherwise a file with the names of images and their
-            labels: one of these three, or a table (.csv, .tsv, .txt). Integer labels are class indices, names are
-            sorted.
+        labels: "auto" takes the labels in a dataset.json (EDM, StyleGAN) or a metadata.jsonl, .csv or .parquet
+            (Hugging Face's imagefolder) at the top of the images, or else the class folders. "folders" takes the
+            folders of the first level, "leaf" the lowest ones; null: no classes. Otherwise a file with the names of
+            images and their labels: one of these, or a table (.csv, .tsv, .txt). Integer labels are class indices,
+            names are sorted.
         label_column: column of the labels in a table or metadata file; null takes the only one.
         test_labels: as `labels`, for test_path; "auto" takes the value of `labels` unless that is a file.
     """

@@ -17,7 +17,7 @@ from uvit_decay.data.class_folders import split_parts
 from uvit_decay.runtime.errors import UserError, explain
 
 DATASET = "dataset.json"
-METADATA = ("metadata.jsonl", "metadata.csv")
+METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 FILE_NAME = "file_name"  # the column of names in metadata
 NAME_COLUMNS = (FILE_NAME, "filename", "file", "filepath", "file_path", "path", "image", "image_name", "image_id")
 NAME_COLUMNS += ("img", "name", "id")
@@ -54,16 +54,36 @@ def read_table(where: str, data: bytes, column: str | None, flag: str) -> Table:
         NoLabels: the file is whole, but has no names of images or no labels.
         UserError: the file is damaged, or has several columns of labels.
     """
+    name = where.rpartition("/")[2].lower()
+    if name.endswith(".parquet"):
+        columns, rows = _parse_parquet(where, data)
+        return _collect(where, _choose_entries(where, columns, rows, column, flag))
     with explain(f"cannot read {where}", UnicodeDecodeError):
         text = data.decode("utf-8-sig")  # with or without the byte order mark of Windows
-    name = where.rpartition("/")[2].lower()
     if name.endswith(".json"):
         return _collect(where, _parse_dataset(where, text))
     if name.endswith((".jsonl", ".ndjson")):
         columns, rows = _parse_lines(where, text)
-        names, label = FILE_NAME, _choose_column(where, columns, FILE_NAME, column, flag)
-        return _collect(where, [(row.get(names), row.get(label)) for row in rows])
+        return _collect(where, _choose_entries(where, columns, rows, column, flag))
     return _collect(where, _parse_text(where, text, column, flag, metadata=name in METADATA))
+
+
+def _choose_entries(
+    where: str, columns: list[str], rows: list[dict[str, Any]], column: str | None, flag: str
+) -> list[tuple[Any, Any]]:
+    """Return the names and labels of rows with a column of names, `FILE_NAME`."""
+    label = _choose_column(where, columns, FILE_NAME, column, flag)
+    return [(row.get(FILE_NAME), row.get(label)) for row in rows]
+
+
+def _parse_parquet(where: str, data: bytes) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return the columns and the rows of a Parquet file."""
+    with explain(f"{where} needs the library pyarrow", ImportError, hint='pip install -e ".[hub]"'):
+        import pyarrow
+        from pyarrow import parquet
+    with explain(f"cannot read {where}", pyarrow.ArrowException, OSError):
+        table = parquet.read_table(pyarrow.BufferReader(data))
+        return table.column_names, table.to_pylist()
 
 
 def _parse_dataset(where: str, text: str) -> list[tuple[Any, Any]]:

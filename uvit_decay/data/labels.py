@@ -34,7 +34,7 @@ FOLDERS = "folders"
 LEAF = "leaf"
 NO_CLASSES = "null"  # as it is typed
 MOST_CLASSES = 100_000  # limit of integer labels
-TABLES = (".json", ".jsonl", ".csv")  # extensions of tables beside images
+TABLES = (".json", ".jsonl", ".csv", ".parquet")  # extensions of tables beside images
 SAMPLES = (".cls", ".json")  # extensions of labels in shards of webdataset
 SHARD = re.compile(r"\d{5}/img\d{8}\.png")  # names of images by EDM's and StyleGAN's dataset_tool.py
 
@@ -173,7 +173,7 @@ def _open_table(options: LabelOptions) -> Table:
     """Return the table in the file that the option names."""
     file = at_home(options.source)
     if not os.path.isfile(file):
-        kinds = f"{AUTO}, {FOLDERS}, {LEAF}, {NO_CLASSES}, or a table (.json, .jsonl, .csv, .tsv, .txt)"
+        kinds = f"{AUTO}, {FOLDERS}, {LEAF}, {NO_CLASSES}, or a table (.json, .jsonl, .csv, .tsv, .txt, .parquet)"
         raise UserError(f"{options.flag} {options.source}: no such file; give {kinds}")
     with open_members(file.parent, ArchiveIndex((file.name,))) as fetch:
         return read_table(str(file), fetch(0).getvalue(), options.column, options.column_flag)
