@@ -247,6 +247,29 @@ def test_gains_and_interactions_of_arms_are_paired_by_seed(tmp_path, capsys, mon
     assert Image.open(tmp_path / "target.png").width > 800
 
 
+def test_a_finished_arm_is_added_to_the_three_tables(tmp_path, monkeypatch):
+    from benchmarks.studies import target
+
+    monkeypatch.chdir(ROOT)
+    run = tmp_path / "v_skips_s1" / "version_0"
+    (run / "probes_2000").mkdir(parents=True)
+    (run / "metrics.csv").write_text("step,train/loss\n1649,9\n1749,0.3\n1999,0.1\n")
+    layers = ["embeddings", *target.BLOCKS]
+    with (run / "probes_2000" / "probes.csv").open("w") as file:
+        writer = csv.writer(file)
+        writer.writerow(["t", "layer", "test_accuracy", "noise_share"])
+        for time in (0.1, 0.3):
+            for i, layer in enumerate(layers):
+                writer.writerow([time, layer, 0.01 * i, time + 0.001 * i])
+    (run / "samples_2000.json").write_text('{"values": {"fd": 12.5, "label_consistency": 0.75}}')
+    words = ["--tables", str(tmp_path), "--arm", "v_skips", "--seed", "1", "--steps", "2000"]
+    target.main(["--add", str(run), *words])
+    assert target.read_statistics(tmp_path, target.ACCURACY, 2000) == {"v_skips": {"1": pytest.approx(8.5)}}
+    assert target.read_statistics(tmp_path, target.NOISE_SHARE, 2000) == {"v_skips": {"1": pytest.approx(30.85)}}
+    assert target.read_column(tmp_path, target.ACCURACY, "loss", 2000) == {"v_skips": {"1": pytest.approx(0.2)}}
+    assert target.read_column(tmp_path, target.SAMPLES, "fd", 2000) == {"v_skips": {"1": 12.5}}
+
+
 def test_the_tables_of_arms_have_the_columns_that_are_read():
     from benchmarks.studies import target
 
