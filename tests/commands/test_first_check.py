@@ -25,6 +25,8 @@ MISTAKES = {
     "fit --model.net.alpha_mn 1": ("--model.net.alpha_mn;", "--model.net.alpha_min?"),
     "fit --model.net.qk_nrm true": ("--model.net.qk_nrm;", "--model.net.qk_norm?"),
     "fit --model.net.foo_bar_baz 1": ("--model.net.foo_bar_baz",),
+    "fit --model.optim.momentm 0.9": ("--model.optim.momentm;", "--model.optim.momentum?"),
+    "fit --model.sampling.stepps 3": ("--model.sampling.stepps;", "--model.sampling.steps?"),
     "fit --data.bath_size=3": ("--data.bath_size;", "--data.batch_size?"),
     "fit --data Images --data.path nosuch": ("nosuch", "folder"),
 }

@@ -124,8 +124,10 @@ def _check_class_flag(name: str, settings: str) -> None:
         before = ".".join(["--" + group, *names[:i]])
         hint = did_you_mean(f"--{name}", FIT_FLAGS)
         if not hint and group == "model":
-            kinds = sorted(set(CLASS.findall(settings)))
-            known = [f"{before}.{argument}" for kind in kinds for argument in _arguments(kind)]
+            kinds = set(CLASS.findall(settings))
+            if i:
+                kinds |= _types_of(names[i - 1])
+            known = [f"{before}.{argument}" for kind in sorted(kinds) for argument in _arguments(kind)]
             hint = did_you_mean(f"--{name}", known)
         anything = [f"{before}.{argument}" for argument in _annotated_names()]
         if hint or not did_you_mean(f"--{name}", anything):
@@ -149,22 +151,33 @@ def _annotated_names() -> frozenset[str]:
 
 
 @cache
+def _types_of(name: str) -> frozenset[str]:
+    """Return the classes that the package annotates a name with, such as Optimization for `optim`."""
+    annotation = re.compile(rf"\b{name}: ([A-Z]\w+)")
+    types: set[str] = set()
+    for text in _sources():
+        types.update(annotation.findall(text))
+    return frozenset(types)
+
+
+@cache
 def _arguments(kind: str) -> tuple[str, ...]:
     """Return the arguments of the constructor of a class of the package; none if there is no such class."""
     for text in _sources():
-        if f"\nclass {kind}(" in text:
+        if re.search(rf"^class {kind}[(:]", text, re.MULTILINE):
             return _constructor_arguments(text, kind)
     return ()
 
 
 def _constructor_arguments(text: str, kind: str) -> tuple[str, ...]:
-    """Return the arguments of the constructor of a class in the text of a module."""
+    """Return the arguments of the constructor of a class, or the fields of a dataclass, in the text of a module."""
     for node in ast.parse(text).body:
         if not (isinstance(node, ast.ClassDef) and node.name == kind):
             continue
         for method in node.body:
             if isinstance(method, ast.FunctionDef) and method.name == "__init__":
                 return tuple(argument.arg for argument in (*method.args.args[1:], *method.args.kwonlyargs))
+        return tuple(field.target.id for field in node.body if isinstance(field, ast.AnnAssign))
     return ()
 
 
