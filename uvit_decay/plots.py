@@ -115,8 +115,8 @@ def learning_curves(
         places = axes.dataLim
         if places.width <= 1e-3 * places.x1:  # a single evaluation: matplotlib would show a tiny part of the training
             axes.set_xlim(left=0)
-    for axes, title in zip(scatters, against.values(), strict=True):
-        _set_title(axes, title)
+    for axes, correlation in zip(scatters, against.values(), strict=True):
+        _set_title(axes, correlation)
     handles = [line for line in panels[0].lines if line.get_label() == "mean"]
     _add_legend(figure, handles, list(groups), legend + _explain_lines(groups))
     figure.suptitle(title, fontsize=10, wrap=True)
@@ -141,6 +141,7 @@ def final_values(
     x: str,
     names: Mapping[str, str],
     legend: str,
+    title: str = "",
 ) -> None:
     """Save a panel of each key over an option: a point per run, and a curve through the means of runs.
 
@@ -152,6 +153,7 @@ def final_values(
         x: name of the option.
         names: key: label of each panel.
         legend: title of the legend, which lists the curves.
+        title: title of the figure.
     """
     figure, panels = _panels(len(names))
     handles = []
@@ -168,6 +170,7 @@ def final_values(
         axes.set_xlabel(x)
         axes.set_xticks(list(places))
     _add_legend(figure, handles, list(groups), legend)
+    figure.suptitle(title, fontsize=10, wrap=True)
     _save(figure, path)
 
 

@@ -67,7 +67,9 @@ def test_a_legend_explains_lines_and_a_title_names_runs(ends, words, monkeypatch
     figures = []
     monkeypatch.setattr(plots, "_save", lambda figure, path: figures.append(figure))
     runs = [[{"step": step, "fid": 3.0} for step in range(10, end + 1, 10)] for end in ends]
-    plots.learning_curves(Path("x.png"), {"0.7": runs}, "step", {"fid": "FID"}, {}, "alpha_min", "digits/version_0")
+    against = {("fid", "fid"): "Pearson's r = 1"}
+    name = "digits/version_0"
+    plots.learning_curves(Path("x.png"), {"0.7": runs}, "step", {"fid": "FID"}, against, "alpha_min", name)
     (figure,) = figures
     title = figure.legends[0].get_title().get_text()
     assert [word for word in ("thin", "thick", "shortest") if word in title] == list(words)

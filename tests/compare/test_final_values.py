@@ -49,7 +49,9 @@ def test_the_table_has_a_row_for_both_options_and_no_empty_columns(eight, tmp_pa
     assert float(rows[0]["tracked_effective_rank_exp_mean"]) == pytest.approx(10 - (4.0 + 0.105))
     assert Image.open(tmp_path / "compare.png").size == (888, 720)
     compare(monkeypatch, tmp_path, *eight, "--x", "net.schedule", "--out", "words.svg")
-    assert "linear" in (tmp_path / "words.svg").read_text()
+    drawn = (tmp_path / "words.svg").read_text()
+    assert "linear" in drawn
+    assert "8 runs" in drawn
 
 
 def test_a_curve_goes_through_means_with_bars_of_the_spread():

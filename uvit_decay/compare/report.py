@@ -323,8 +323,12 @@ def save_curves(path: Path, by: str, groups: Groups, x: str, rank: str) -> None:
     if probed:
         r = pearson(evaluations, rank)
         against[rank, BEST] = "too few evaluations for r" if math.isnan(r) else f"Pearson's r = {r:.2f}"
-    title = f"{_name_runs(every_run)}, last evaluation at step {last_steps(every_run)}"
-    learning_curves(path, histories, x, _panel_titles(every_run, rank), against, by, title)
+    learning_curves(path, histories, x, _panel_titles(every_run, rank), against, by, _entitle(every_run))
+
+
+def _entitle(runs: Sequence[Run]) -> str:
+    """Return the title of a figure of these runs."""
+    return f"{_name_runs(runs)}, last evaluation at step {last_steps(runs)}"
 
 
 def _name_runs(runs: Sequence[Run]) -> str:
@@ -353,7 +357,7 @@ def save_final_values(path: Path, names: Sequence[str], groups: Groups, option: 
     for (label, value), runs in groups.items():
         place = float(value) if numbers else value
         curves.setdefault(label, {})[place] = [run.last for run in runs]
-    final_values(path, curves, names[1], shown, names[0])
+    final_values(path, curves, names[1], shown, names[0], _entitle(every_run))
 
 
 def _panel_titles(runs: Sequence[Run], rank: str) -> dict[str, str]:
