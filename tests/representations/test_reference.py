@@ -4,6 +4,7 @@ from pathlib import Path
 
 import timm
 import torch
+from conftest import ROOT
 from safetensors.torch import save_file
 from test_timm_model import NAME, weights
 from timm.models.vision_transformer import checkpoint_filter_fn
@@ -19,6 +20,11 @@ from uvit_decay.representations.reference import ReferenceNetwork, open_referenc
 from uvit_decay.runtime.distributed import Processes
 
 CPU = torch.device("cpu")
+
+
+def test_an_exported_file_is_titled_by_its_name():
+    network = open_network(ROOT / "checkpoints" / "digits.safetensors", LoadingOptions())
+    assert network.title.startswith("digits.safetensors, step 2000")
 
 
 def test_features_are_timms_final_patch_tokens_of_enlarged_pictures(tmp_path):

@@ -102,7 +102,10 @@ def _open_checkpoint(path: Path, loading: LoadingOptions) -> ProbedNetwork:
     run = run_of(path.resolve())
     if run is not None and run.name.startswith("version_"):
         name = f"{run.parent.name}-{run.name}-{name}"
-    title = f"{path.name if run is None else name_run(run)}, step {card.step}"
+    titled = path.name
+    if run is not None and path.suffix == ".ckpt":  # exported files, as in checkpoints/, are named by themselves
+        titled = name_run(run)
+    title = f"{titled}, step {card.step}"
     return ProbedNetwork(
         loaded.net, name, title, about, loaded.path, card.data, card.latents, card.class_names, card.data_hash
     )
