@@ -14,7 +14,10 @@ import pytest
 from conftest import ROOT
 from PIL import Image
 
-SHIPPED = {f"checkpoints/{name}.safetensors" for name in ("cifar10", "digits", "mae_cifar10", "mae_cifar10_plain", "resnet_cifar10")}
+SHIPPED = {
+    f"checkpoints/{name}.safetensors"
+    for name in ("cifar10", "digits", "mae_cifar10", "mae_cifar10_plain", "resnet_cifar10")
+}
 SHIPPED |= {"checkpoints/cards.yaml"}
 SOURCES = ("uvit_decay", "configs", "checkpoints", "docs", "benchmarks", "tests", ".ci")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
