@@ -200,7 +200,7 @@ def test_impossible_shapes(size, channels):
     with pytest.raises(UserError):
         decode(saved(Image.new("L", (SIZE, SIZE)), "PNG"), "x", Decoding(size, channels))
     with raises_user_error(size if size != SIZE else channels):
-        read(Listing(Path(), (), (), ()), size, channels)
+        read(Listing(Path(), (), (), ()), Decoding(size, channels))
 
 
 def adm_crop(pil_image: Image.Image, image_size: int) -> np.ndarray:
