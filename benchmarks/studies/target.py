@@ -13,7 +13,7 @@ import csv
 import json
 import math
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -49,30 +49,32 @@ BySeed = Mapping[str, float]  # seed -> statistic
 ByArm = Mapping[str, BySeed]
 
 
+def read_rows(tables: Path, table: str, steps: int) -> Iterator[dict[str, str]]:
+    """Yield the rows of a table for arms of this length; none without the table."""
+    path = tables / table
+    if not path.exists():
+        return
+    with path.open() as file:
+        for row in csv.DictReader(file):
+            if int(row["steps"]) == steps:
+                yield row
+
+
 def read_statistics(tables: Path, table: str, steps: int) -> dict[str, dict[str, float]]:
     """Return the means of the DECIDING blocks in percent, arm -> seed -> mean; empty without the table."""
     found: dict[str, dict[str, float]] = {}
-    path = tables / table
-    if not path.exists():
-        return found
-    with path.open() as file:
-        for row in csv.DictReader(file):
-            if int(row["steps"]) == steps and row["t"] == DECIDING_TIME[table]:
-                mean = fmean(float(row[block]) for block in DECIDING)
-                found.setdefault(row["arm"], {})[row["seed"]] = 100 * mean
+    for row in read_rows(tables, table, steps):
+        if row["t"] == DECIDING_TIME[table]:
+            mean = fmean(float(row[block]) for block in DECIDING)
+            found.setdefault(row["arm"], {})[row["seed"]] = 100 * mean
     return found
 
 
 def read_column(tables: Path, table: str, column: str, steps: int) -> dict[str, dict[str, float]]:
     """Return the values of a column, arm -> seed -> value; empty without the table."""
     found: dict[str, dict[str, float]] = {}
-    path = tables / table
-    if not path.exists():
-        return found
-    with path.open() as file:
-        for row in csv.DictReader(file):
-            if int(row["steps"]) == steps:
-                found.setdefault(row["arm"], {})[row["seed"]] = float(row[column])
+    for row in read_rows(tables, table, steps):
+        found.setdefault(row["arm"], {})[row["seed"]] = float(row[column])
     return found
 
 
@@ -110,18 +112,19 @@ def find_gains(found: ByArm) -> dict[str, dict[str, dict[str, float]]]:
 
 def print_arms(tables: Path, steps: int) -> None:
     """Print every measurement of each arm, by seed."""
-    columns = [
-        read_statistics(tables, ACCURACY, steps),
-        read_column(tables, ACCURACY, "loss", steps),
-        read_statistics(tables, NOISE_SHARE, steps),
-        *(read_column(tables, SAMPLES, name, steps) for name in SAMPLE_VALUES),
+    accuracies = read_statistics(tables, ACCURACY, steps)
+    columns = [  # values and their number of decimals
+        (accuracies, 1),
+        (read_column(tables, ACCURACY, "loss", steps), 4),
+        (read_statistics(tables, NOISE_SHARE, steps), 1),
+        (read_column(tables, SAMPLES, "fd", steps), 1),
+        (read_column(tables, SAMPLES, "label_consistency", steps), 3),
     ]
-    digits = (1, 4, 1, 1, 3)
     print("| arm | accuracy by seed, % | loss | noise share, % | FD of samples | label consistency |")
     print("| --- | --- | --- | --- | --- | --- |")
-    for arm in columns[0]:
+    for arm in accuracies:
         cells = [arm]
-        for column, places in zip(columns, digits, strict=True):
+        for column, places in columns:
             values = sorted(column.get(arm, {}).items())
             cells.append(", ".join(f"{seed}: {value:.{places}f}" for seed, value in values))
         print(f"| {' | '.join(cells)} |")

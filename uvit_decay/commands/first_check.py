@@ -164,7 +164,7 @@ def _types_of(name: str) -> frozenset[str]:
 def _arguments(kind: str) -> tuple[str, ...]:
     """Return the arguments of the constructor of a class of the package; none if there is no such class."""
     for text in _sources():
-        if re.search(rf"^class {kind}[(:]", text, re.MULTILINE):
+        if f"\nclass {kind}(" in text or f"\nclass {kind}:" in text:
             return _constructor_arguments(text, kind)
     return ()
 

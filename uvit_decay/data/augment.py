@@ -53,7 +53,7 @@ class Augment:
         crop_clip: clip a crop that does not fit into the image, as in MAE's linear probe; otherwise another crop is
             drawn, up to ten times, as in torchvision.
         shift: pixels, at least 0 and fewer than the image has, by which the cropped image is moved at most, vertically
-            and horizontally; its mirror image fills the border. The usual change of CIFAR is 4, with crop_scale 1, 1.
+            and horizontally; its mirror image fills the border. CIFAR is usually moved by 4, with crop_scale 1, 1.
     """
 
     crop_scale: tuple[float, float] = (0.2, 1.0)

@@ -151,7 +151,7 @@ class ResizedCentre:
 
 @dataclass(frozen=True)
 class Decoding:
-    """What becomes of an image in a file: uint8 (channels, size, size).
+    """The conversion of an image in a file to uint8 (channels, size, size).
 
     Args:
         size: width and height of the result.

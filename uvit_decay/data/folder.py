@@ -354,7 +354,7 @@ class Images(ImageData):
 
     @property
     def decoding(self) -> Decoding:
-        """How images are read that are not cropped at random."""
+        """The decoding of images that are not cropped at random."""
         return Decoding(self.image_size, self.channels, crop=self.crop, reading=self.reading)
 
     def _read_all(self, listing: Listing, chosen: list[int], decoding: Decoding) -> Tensor:

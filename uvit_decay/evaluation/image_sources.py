@@ -115,11 +115,10 @@ class FileImages(ImageSource):
     def __init__(self, path: Path, channels: int, image_size: int | None, reading: Reading = AS_TRAINED) -> None:
         options = LabelOptions(flag="", column_flag="data.label_column of a configuration")
         self.listing = list_images(path, None, options)
-        self.exact = image_size is None
         side = image_size or size_of(self.listing)
-        self.reading = reading
+        self.decoding = Decoding(side, channels, exact=image_size is None, reading=reading)
         measured = spread(len(self.listing.members), MOST_MEASURED)
-        transparent = check_headers(self.listing, measured, side if self.exact else None)
+        transparent = check_headers(self.listing, measured, side if self.decoding.exact else None)
         if transparent:
             how = "are put on white" if reading.on_white else "lose their transparency, as in torch-fidelity"
             seen = f"{transparent:,} of {len(measured):,} pictures looked at"
@@ -135,9 +134,7 @@ class FileImages(ImageSource):
         return len(self.listing.members)
 
     def read(self, indices: Sequence[int]) -> Tensor:
-        channels, side, _ = self.shape
-        decoding = Decoding(side, channels, exact=self.exact, reading=self.reading)
-        return read(self.listing, decoding, indices)
+        return read(self.listing, self.decoding, indices)
 
     def describe(self) -> str:
         return f"{self.listing.path}: {describe_listing(self.listing, self.shape[1])}"
@@ -148,7 +145,7 @@ class FileImages(ImageSource):
             "files": hash_states(self.listing),
             "shape": list(self.shape),
             "read": self.checksum(READ),
-            "reading": repr(self.reading),
+            "reading": repr(self.decoding.reading),
         }
         if self.listing.table:  # its file is not one of the images
             fingerprint["labels"] = hash_array(self.labels)

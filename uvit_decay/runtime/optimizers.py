@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -46,23 +46,34 @@ class LARS(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update all parameters that have a gradient; return the loss of `closure`, or None without a closure."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                direction = p.grad  # biases and norms: plain momentum, no decay and no trust ratio
-                if p.ndim >= 2:
-                    direction = _scale(p, p.grad, group["weight_decay"], group["trust"])
-                state = self.state[p]
-                if not state:
-                    state["momentum_buffer"] = torch.zeros_like(p)
-                state["momentum_buffer"].mul_(group["momentum"]).add_(direction)
-                p.add_(state["momentum_buffer"], alpha=-group["lr"])
+        loss = _evaluate(closure)
+        for group, p, momentum in _with_momentum(self):
+            direction = p.grad  # biases and norms: plain momentum, no decay and no trust ratio
+            if p.ndim >= 2:
+                direction = _scale(p, p.grad, group["weight_decay"], group["trust"])
+            momentum.mul_(group["momentum"]).add_(direction)
+            p.add_(momentum, alpha=-group["lr"])
         return loss
+
+
+def _evaluate(closure: Callable[[], Any] | None) -> Any:
+    """Return the loss of `closure`, which computes the gradients; None without a closure."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
+def _with_momentum(optimizer: Optimizer) -> Iterator[tuple[dict[str, Any], torch.Tensor, torch.Tensor]]:
+    """Yield the group, each parameter that has a gradient, and its momentum, which starts at 0."""
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if p.grad is None:
+                continue
+            state = optimizer.state[p]
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(p)
+            yield group, p, state["momentum_buffer"]
 
 
 def _scale(w: torch.Tensor, gradient: torch.Tensor, weight_decay: float, trust: float) -> torch.Tensor:
@@ -116,24 +127,14 @@ class MatrixMuon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Make a step; `closure`, if given, computes the loss and the gradients first, and its value is returned."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                state = self.state[p]
-                if "momentum_buffer" not in state:
-                    state["momentum_buffer"] = torch.zeros_like(p)
-                average = state["momentum_buffer"]
-                average.lerp_(p.grad, 1 - group["momentum"])
-                ahead = p.grad.lerp(average, group["momentum"])
-                direction = orthogonalise(ahead, orthogonal_dtype(p.device))
-                p.mul_(1 - group["lr"] * group["weight_decay"])
-                p.add_(direction, alpha=-group["lr"] * 0.2 * math.sqrt(max(p.shape)))
+        """Update all matrices that have a gradient; return the loss of `closure`, or None without a closure."""
+        loss = _evaluate(closure)
+        for group, p, average in _with_momentum(self):
+            average.lerp_(p.grad, 1 - group["momentum"])
+            ahead = p.grad.lerp(average, group["momentum"])
+            direction = orthogonalise(ahead, orthogonal_dtype(p.device))
+            p.mul_(1 - group["lr"] * group["weight_decay"])
+            p.add_(direction, alpha=-group["lr"] * 0.2 * math.sqrt(max(p.shape)))
         return loss
 
 
