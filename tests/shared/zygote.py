@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -213,6 +214,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     import_all()
     measure_rate()
+    gc.freeze()  # collections in the programs need not walk the imports
     mine = serve()
     if mine is not None:
         become(mine)

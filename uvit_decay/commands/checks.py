@@ -75,9 +75,11 @@ class Parser(LightningArgumentParser):
         """Return the text of a configuration, with the class paths that all versions write.
 
         The parser itself takes the shortest path that an object can be imported by: `uvit_decay.UViT`. Runs that are
-        resumed, compared and reproduced have `uvit_decay.nn.UViT`.
+        resumed, compared and reproduced have `uvit_decay.nn.UViT`. Values are not checked again: parsing has checked
+        them, and the check takes most of the time of a dump, of which a launch has several.
         """
-        return SHORT_PATH.sub(_name_stored_path, super().dump(*args, **options))
+        text = super().dump(*args, **{**options, "skip_validation": True})
+        return SHORT_PATH.sub(_name_stored_path, text)
 
     def add_method_arguments(self, *args: Any, **options: Any) -> list[str]:
         """Add the arguments of a method of the trainer, with our own words for --ckpt_path."""
