@@ -219,7 +219,7 @@ def append(tables: Path, table: str, rows: Sequence[Sequence[object]]) -> None:
     path = tables / table
     is_new = not path.exists()
     with path.open("a", newline="") as file:
-        writer = csv.writer(file)
+        writer = csv.writer(file, lineterminator="\n")
         if is_new:
             writer.writerow(HEADERS[table])
         writer.writerows(rows)
