@@ -1,11 +1,13 @@
 """Numbers that the pages state follow from the tables of the pages, or from the code."""
 
 import re
+from statistics import fmean
 
 import pytest
 from conftest import ROOT
 from scipy.stats import spearmanr
 
+from benchmarks.studies import target
 from benchmarks.studies.page_tables import merge_by_arm, parse_cell, read_tables
 from uvit_decay import effective_decay, shortcuts
 from uvit_decay.diffusion.sampling import Sampling
@@ -47,3 +49,11 @@ def test_the_rank_correlations_are_those_of_the_table():
         found = spearmanr(depths, [parse_cell(arm[column])[0] for arm in shown]).statistic
         assert f"{found:.2f}" == stated, column
         assert stated in text
+
+
+def test_the_probes_of_the_sit_in_the_readme_are_those_of_the_arms():
+    accuracies = target.read_statistics(target.TABLES, target.ACCURACY, 2000)
+    plain, decayed = accuracies["v_skips"], accuracies["v_skips_decay"]
+    assert plain.keys() == decayed.keys()
+    (row,) = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| SiT (width 96")]
+    assert f"{fmean(plain.values()) / 100:.3f} -> {fmean(decayed.values()) / 100:.3f} (0.8)" in row
