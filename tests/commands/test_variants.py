@@ -36,7 +36,7 @@ VARIANTS = {
 VARIANTS["stream"] += ["--model.net.output_skip=learned"]
 VARIANTS |= {name: [f"--model.net.schedule={name}", "--model.net.alpha_min=1"] for name in DEPTH_ATTENTION}
 LOSSES = ("layersync", "dispersive16", "repa")
-SOME = ("layersync", "repa", "stream", "attnres")
+SOME = ("layersync", "dispersive16", "repa", "stream", "attnres")
 pytestmark = pytest.mark.slow
 
 
