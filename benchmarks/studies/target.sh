@@ -3,7 +3,7 @@
 # Arms of the small SiT (small_sit.yaml, learning rate 2e-3, float32), each with each of SEEDS (default "0 1 2"), trained to
 # STEPS steps (default 2000) and probed at all blocks. docs/results.md says what was planned before the first seed.
 #
-#     nice -n 19 benchmarks/studies/target.sh TRAIN TEST    # half an hour an arm and seed on one core; run it again to go on
+#     nice -n 19 benchmarks/studies/target.sh TRAIN TEST    # up to an hour an arm and seed on one core; again to go on
 #     python -m benchmarks.studies.target --tables runs/target
 #
 # TRAIN and TEST are class folders or zips of class folders of CIFAR-10. Rows are added to three tables in the folder TABLES
