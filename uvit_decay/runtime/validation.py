@@ -18,6 +18,8 @@ from uvit_decay.runtime.files import PAGE, check_content, replacing
 
 MOST_VALUES = 200_000  # far beyond any file of this project, as is the next one
 DEEPEST = 50  # levels
+# PyYAML's own loader reads the same values as libyaml's, which some builds lack, and takes 20 times as long.
+YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_text(path: Path, most: int) -> str:
@@ -50,8 +52,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """Return the mapping in a YAML file; raise a UserError if it holds none, or endless aliases."""
 
     def load(text: str) -> Any:
-        check_size(yaml.compose(text, yaml.SafeLoader))  # before aliases and merges are followed
-        return yaml.safe_load(text)
+        check_yaml(text)
+        return yaml.load(text, YAML_LOADER)
 
     return as_type(dict[str, object], parse(read_text(path, 2**20), path, load), str(path))
 
@@ -62,6 +64,11 @@ def parse(text: str, source: Path | str, load: Callable[[str], Any] = json.loads
         values = load(text)
         check_size(values)
     return values
+
+
+def check_yaml(text: str) -> None:
+    """Raise a ValueError for YAML that is too large or too deep, before its aliases and merges are followed."""
+    check_size(yaml.compose(text, YAML_LOADER))
 
 
 def check_size(root: Any) -> None:
