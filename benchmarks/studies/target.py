@@ -38,6 +38,11 @@ HEADERS = {
 DECIDING = BLOCKS[6:10]  # blocks 7 to 10 in the pages, which count from 1; their mean is the statistic
 DECIDING_TIME = {ACCURACY: "0.1", NOISE_SHARE: "0.3"}
 TARGETS = {"v": "velocity", "x": "x"}
+WIRINGS = {"skips": "with skips", "plain": "without skips"}
+PANELS = {ACCURACY: "accuracy at t = 0.1, %", NOISE_SHARE: "noise share at t = 0.3, %"}
+COLOURS = {"v": "C0", "x": "C4"}
+LINES = {("", "1.0"): "--", ("_decay", "0.8"): "-"}  # by the end of the arm's name and its alpha_min
+MARKERS = "osD^v"  # by seed
 CONTROLS = {
     "v_skips_decay": "alpha_min 0.8",
     "v_skips_stream": "1.0, skips of 0.8",
@@ -176,25 +181,51 @@ def print_output_skips(found: ByArm) -> None:
         print(f"| {arm} | {summarise(gain)} |")
 
 
-def draw(found: ByArm, out: Path) -> None:
-    """Draw the gains of each seed under both targets, a panel for each gain."""
-    gains = find_gains(found)
+def draw(tables: Path, steps: int, out: Path) -> None:
+    """Draw accuracies and noise shares over depth, and the gain of the decay of each seed, with skips and without."""
+    gains = find_gains(read_statistics(tables, ACCURACY, steps))
     with plt.rc_context(fname=STYLE):
-        figure, panels = plt.subplots(1, len(gains), figsize=(7.4, 2.6), sharey=True, layout="constrained")
-        for axes, (name, by_target) in zip(panels, gains.items(), strict=True):
-            draw_gain(axes, by_target)
-            axes.set_title(name)
-        panels[0].set_ylabel("gain in accuracy, points")
+        figure, rows = plt.subplots(2, 3, figsize=(8.2, 5.2), sharex="col", sharey="col", layout="constrained")
+        for row, (wiring, words) in zip(rows, WIRINGS.items(), strict=True):
+            for axes, (table, name) in zip(row, PANELS.items(), strict=False):
+                draw_depth(axes, tables, table, wiring, steps)
+                axes.set_title(f"{name}, {words}", fontsize=10)
+            draw_gains(row[2], gains[f"decay, {words}"])
+            row[2].set_title(f"gain of the decay, {words}", fontsize=10)
+        for axes in rows[1, :2]:
+            axes.set_xlabel("block")
+        curves, names = rows[0, 0].get_legend_handles_labels()
+        points, seeds = rows[0, 2].get_legend_handles_labels()
+        figure.legend([*curves, *points], [*names, *seeds], loc="outside lower center", ncols=4)
         figure.savefig(out, dpi=120)
 
 
-def draw_gain(axes: plt.Axes, by_target: ByArm) -> None:
+def draw_depth(axes: plt.Axes, tables: Path, table: str, wiring: str, steps: int) -> None:
+    """Draw the values of each block, in percent: the means of each arm of this wiring over the seeds that all have."""
+    found: dict[str, dict[str, list[float]]] = {}  # arm -> seed -> values
+    for row in read_rows(tables, table, steps):
+        if row["t"] == DECIDING_TIME[table]:
+            found.setdefault(row["arm"], {})[row["seed"]] = [100 * float(row[block]) for block in BLOCKS]
+    styles = {}
+    for target, colour in COLOURS.items():
+        for (suffix, alpha_min), line in LINES.items():
+            styles[f"{target}_{wiring}{suffix}"] = (colour, line, f"{TARGETS[target]}, {alpha_min}")
+    drawn = {arm: found[arm] for arm in styles if arm in found}
+    for arm, by_seed in drawn.items():
+        shared = [values for seed, values in by_seed.items() if all(seed in other for other in drawn.values())]
+        means = [fmean(values) for values in zip(*shared, strict=True)]
+        colour, line, label = styles[arm]
+        axes.plot(range(1, len(means) + 1), means, color=colour, linestyle=line, label=label)
+    axes.set_xticks(range(2, len(BLOCKS) + 1, 2))
+
+
+def draw_gains(axes: plt.Axes, by_target: ByArm) -> None:
     """Draw one point per seed and target, and a line for each seed that has both."""
-    axes.axhline(0, color="0.7", linewidth=0.8)
+    axes.axhline(0, color="0.5", linewidth=0.8)
     for seed in sorted({seed for values in by_target.values() for seed in values}):
         places = [i for i, target in enumerate(TARGETS) if seed in by_target[target]]
         heights = [by_target[target][seed] for target in TARGETS if seed in by_target[target]]
-        axes.plot(places, heights, marker="o", label=f"seed {seed}")
+        axes.plot(places, heights, color="0.5", marker=MARKERS[int(seed) % len(MARKERS)], label=f"seed {seed}")
     axes.set_xticks(range(len(TARGETS)), TARGETS.values())
     axes.set_xlim(-0.4, len(TARGETS) - 0.6)
 
@@ -245,7 +276,7 @@ def main(words: Sequence[str] | None = None) -> None:
     print_rates(accuracies)
     print_output_skips(accuracies)
     if options.out:
-        draw(accuracies, options.out)
+        draw(options.tables, options.steps, options.out)
 
 
 if __name__ == "__main__":
