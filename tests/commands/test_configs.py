@@ -6,6 +6,7 @@ import yaml
 from cifar_files import write_cifar
 from conftest import ROOT, leaves, train
 
+from uvit_decay.commands import checks
 from uvit_decay.data import CIFAR100
 from uvit_decay.nn import MAE, ResNet, SiT, UViT, ViT
 
@@ -118,3 +119,11 @@ def test_the_baseline_starts_from_the_same_weights(config):
     assert different == ([] if config.stem in PLAIN else ["alphas"])
     if kind is UViT:
         assert "--model.net.zero_init false" in config.read_text()  # the official start, the third run
+
+
+def test_settings_are_written_as_pyyaml_writes_them():
+    """libyaml could break lines at other places, or escape other letters."""
+    settings = {"words": "a sentence of many words " * 9, "letters": "é 漢字 😀 \x07 tab\t", "lines": "a\nb\n"}
+    settings |= {"numbers": [1e-5, 1.0, float("inf"), 3], "nested": [{"a": []}, None], "date": "2001-01-01", "no": "no"}
+    expected = yaml.safe_dump(settings, default_flow_style=False, allow_unicode=True, sort_keys=False)
+    assert checks._dump(settings) == expected

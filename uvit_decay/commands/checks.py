@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import torch
 import yaml
-from jsonargparse import Namespace, get_loader, set_loader, set_parsing_settings
+from jsonargparse import Namespace, get_loader, set_dumper, set_loader, set_parsing_settings
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.strategies import ParallelStrategy
@@ -29,6 +29,7 @@ from uvit_decay.runtime.validation import check_yaml, parse, read_text
 
 CALLERS = "lightning.pytorch.callbacks.lambda_function"  # its class calls any function that it is given
 YAML = get_loader("yaml")
+YAML_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # jsonargparse's writes the same text and takes longer
 SHARDING = ("fsdp", "deepspeed", "modelparallel")  # words in the names of Lightning's strategies that shard
 READ_NULL = re.compile(r"=None$")
 SHORTENED = {"uvit_decay": uvit_decay.MODULES, "uvit_decay.diffusion": diffusion.MODULES}  # packages with short paths
@@ -105,6 +106,11 @@ def _load(text: str) -> Any:
     return _rename_classes(YAML(text))
 
 
+def _dump(values: Any) -> str:
+    """Return YAML as jsonargparse writes it; a launch writes dozens of texts."""
+    return yaml.dump(values, Dumper=YAML_DUMPER, default_flow_style=False, allow_unicode=True, sort_keys=False)
+
+
 def _rename_classes(value: Any) -> Any:
     """Return the settings of a configuration with the class paths of today, see `current_path`."""
     if isinstance(value, list):
@@ -119,6 +125,7 @@ def _rename_classes(value: Any) -> Any:
 
 def limit(trusted: list[str]) -> None:
     """Bound the size of configurations, and let them name only NAMEABLE and these modules, classes and functions."""
+    set_dumper("yaml", _dump)
     set_loader("yaml", _load, (yaml.YAMLError, ValueError, RecursionError))
     with explain(f"--trust {' '.join(trusted)}", ValueError):
         set_parsing_settings(
