@@ -108,9 +108,12 @@ def find_gains(found: ByArm) -> dict[str, dict[str, dict[str, float]]]:
             gains[target] = subtract(found.get(f"{target}_{better}", {}), found.get(f"{target}_{plain}", {}))
         return gains
 
+    with_skips = gain("skips_decay", "skips")
+    without = gain("plain_decay", "plain")
     return {
-        "decay, with skips": gain("skips_decay", "skips"),
-        "decay, without skips": gain("plain_decay", "plain"),
+        "decay, with skips": with_skips,
+        "decay, without skips": without,
+        "difference of these two": {target: subtract(with_skips[target], without[target]) for target in TARGETS},
         "skips": gain("skips", "plain"),
     }
 
