@@ -57,7 +57,8 @@ def source(tmp_path_factory) -> Path:
     for path in [path for path in ROOT.iterdir() if path.is_file()]:
         shutil.copy(path, folder)
     with tarfile.open(built("sdist", folder, folder / "dist")) as archive:
-        archive.extractall(folder / "unpacked", filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # not in Python before 3.11.4
+        archive.extractall(folder / "unpacked")
     return next((folder / "unpacked").iterdir())
 
 

@@ -34,7 +34,8 @@ def files(request, tmp_path_factory):
     """Return the folder with the files of a version."""
     folder = tmp_path_factory.mktemp("written")
     with tarfile.open(request.param) as archive:
-        archive.extractall(folder, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # not in Python before 3.11.4
+        archive.extractall(folder)
     return folder
 
 

@@ -6,7 +6,7 @@ The batches are pickles, which could run code: torchvision reads a file only if 
 from __future__ import annotations
 
 import pickle
-import shutil
+import tarfile
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -89,8 +89,10 @@ class _CIFAR(ImageData, ABC):
             return
         official = self.official()
         verify(place, official.tgz_md5, "md5")
-        with tempfile.TemporaryDirectory() as root, explain(f"cannot unpack {place}", OSError):
-            shutil.unpack_archive(place, root, "gztar", filter="data")
+        with tempfile.TemporaryDirectory() as root:
+            with explain(f"cannot unpack {place}", OSError), tarfile.open(place) as archive:
+                archive.extraction_filter = getattr(tarfile, "data_filter", None)  # not in Python before 3.11.4
+                archive.extractall(root)
             self._load_folder(Path(root) / official.base_folder)
 
     def _load_folder(self, folder: Path) -> None:
