@@ -35,7 +35,7 @@ HEADERS = {
     NOISE_SHARE: (*ABOUT, "t", "embeddings", *BLOCKS),
     SAMPLES: (*ABOUT, *SAMPLE_VALUES),
 }
-DECIDING = BLOCKS[6:10]  # blocks 7 to 10 in the pages, which count from 1; their mean is the statistic
+DECIDING = slice(6, 10)  # blocks 7 to 10 in the pages, which count from 1; their mean is the statistic
 DECIDING_TIME = {ACCURACY: "0.1", NOISE_SHARE: "0.3"}
 TARGETS = {"v": "velocity", "x": "x"}
 WIRINGS = {"skips": "with skips", "plain": "without skips"}
@@ -65,13 +65,20 @@ def read_rows(tables: Path, table: str, steps: int) -> Iterator[dict[str, str]]:
                 yield row
 
 
-def read_statistics(tables: Path, table: str, steps: int) -> dict[str, dict[str, float]]:
-    """Return the means of the DECIDING blocks in percent, arm -> seed -> mean; empty without the table."""
-    found: dict[str, dict[str, float]] = {}
+def read_blocks(tables: Path, table: str, steps: int) -> dict[str, dict[str, list[float]]]:
+    """Return the values of the blocks at the DECIDING_TIME, arm -> seed -> values; empty without the table."""
+    found: dict[str, dict[str, list[float]]] = {}
     for row in read_rows(tables, table, steps):
         if row["t"] == DECIDING_TIME[table]:
-            mean = fmean(float(row[block]) for block in DECIDING)
-            found.setdefault(row["arm"], {})[row["seed"]] = 100 * mean
+            found.setdefault(row["arm"], {})[row["seed"]] = [float(row[block]) for block in BLOCKS]
+    return found
+
+
+def read_statistics(tables: Path, table: str, steps: int) -> dict[str, dict[str, float]]:
+    """Return the means of the DECIDING blocks in percent, arm -> seed -> mean; empty without the table."""
+    found = {}
+    for arm, by_seed in read_blocks(tables, table, steps).items():
+        found[arm] = {seed: 100 * fmean(values[DECIDING]) for seed, values in by_seed.items()}
     return found
 
 
@@ -205,10 +212,7 @@ def draw(tables: Path, steps: int, out: Path) -> None:
 
 def draw_depth(axes: plt.Axes, tables: Path, table: str, wiring: str, steps: int) -> None:
     """Draw the values of each block, in percent: the means of each arm of this wiring over the seeds that all have."""
-    found: dict[str, dict[str, list[float]]] = {}  # arm -> seed -> values
-    for row in read_rows(tables, table, steps):
-        if row["t"] == DECIDING_TIME[table]:
-            found.setdefault(row["arm"], {})[row["seed"]] = [100 * float(row[block]) for block in BLOCKS]
+    found = read_blocks(tables, table, steps)
     styles = {}
     for target, colour in COLOURS.items():
         for (suffix, alpha_min), line in LINES.items():
@@ -216,7 +220,7 @@ def draw_depth(axes: plt.Axes, tables: Path, table: str, wiring: str, steps: int
     drawn = {arm: found[arm] for arm in styles if arm in found}
     for arm, by_seed in drawn.items():
         shared = [values for seed, values in by_seed.items() if all(seed in other for other in drawn.values())]
-        means = [fmean(values) for values in zip(*shared, strict=True)]
+        means = [100 * fmean(values) for values in zip(*shared, strict=True)]
         colour, line, label = styles[arm]
         axes.plot(range(1, len(means) + 1), means, color=colour, linestyle=line, label=label)
     axes.set_xticks(range(2, len(BLOCKS) + 1, 2))

@@ -69,7 +69,7 @@ def metrics(**init_args):
         (["-c", "/dev/zero"], "/dev/zero"),
         (["--config", "loop.yaml"], "nested"),
         (["--config", "laughs.yaml"], "more than 200,000 values"),
-        (["--config", "deep.yaml"], "deep.yaml"),
+        (["--config", "deep.yaml"], ("deep.yaml", "depth")),
         (["--config", "missing.yaml"], "exist"),
         (["--config", "odd.yaml"], "trainr"),
         (["--config", "broken.yaml"], "cannot read broken.yaml"),
