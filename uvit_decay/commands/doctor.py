@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from jsonargparse import Namespace
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.cli import LightningArgumentParser
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from uvit_decay.commands.cli import CLI, as_list
 from uvit_decay.doctor import Finding, Report, Run, cost, length
@@ -42,6 +42,11 @@ class Doctor(CLI):
             for path in sorted(self._missing, key=lambda path: -len(path.parts)):  # inner folders first
                 with suppress(OSError):  # not empty, or another rank was faster
                     path.rmdir()
+
+    @classmethod
+    def subcommands(cls) -> dict[str, set[str]]:
+        """Return `fit`, whose flags the doctor takes."""
+        return {"fit": LightningCLI.subcommands()["fit"]}
 
     def parse_arguments(self, parser: LightningArgumentParser, args: list[str]) -> None:
         """Parse the arguments as `fit` does; Lightning starts further processes with the original ones."""

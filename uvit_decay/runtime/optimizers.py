@@ -116,8 +116,11 @@ class MatrixMuon(Optimizer):
         v <- momentum v + (1 - momentum) g
         w <- (1 - lr weight_decay) w - lr R orthogonal(momentum v + (1 - momentum) g)
 
+    The filters of a convolution (outputs, inputs, height, width) are a matrix with a row for each output, as in Jordan
+    et al.'s code; torch's Muon takes matrices alone.
+
     Args:
-        params: groups of matrices, with lr and weight_decay.
+        params: groups of matrices and of filters, with lr and weight_decay.
         lr: learning rate of groups without `lr`.
         momentum: decay rate of v, in [0, 1).
     """
@@ -131,10 +134,10 @@ class MatrixMuon(Optimizer):
         loss = _evaluate(closure)
         for group, p, average in _with_momentum(self):
             average.lerp_(p.grad, 1 - group["momentum"])
-            ahead = p.grad.lerp(average, group["momentum"])
+            ahead = p.grad.lerp(average, group["momentum"]).flatten(1)
             direction = orthogonalise(ahead, orthogonal_dtype(p.device))
             p.mul_(1 - group["lr"] * group["weight_decay"])
-            p.add_(direction, alpha=-group["lr"] * 0.2 * math.sqrt(max(p.shape)))
+            p.add_(direction.reshape(p.shape), alpha=-group["lr"] * 0.2 * math.sqrt(max(ahead.shape)))
         return loss
 
 

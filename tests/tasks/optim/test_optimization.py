@@ -14,11 +14,12 @@ from torch import nn
 from uvit_decay import decay
 from uvit_decay.callbacks import LastCheckpoint
 from uvit_decay.data import Digits
+from uvit_decay.nn import ResNet
 from uvit_decay.runs.check import check
 from uvit_decay.runs.counters import run_length
 from uvit_decay.runtime import optimizers
 from uvit_decay.tasks import DiffusionTask
-from uvit_decay.tasks.optim.options import Optimization
+from uvit_decay.tasks.optim.options import Optimization, find_hidden_matrices
 
 
 class Net(nn.Module):
@@ -251,14 +252,23 @@ def test_muon_has_the_matrices_of_blocks_and_adamw_all_else(monkeypatch):
         optim.build(Net(), 1e-3)
 
 
-@pytest.mark.parametrize("shape", [(24, 6), (6, 24), (16, 16)])
+def test_muon_has_the_convolutions_of_a_resnets_blocks():
+    net = ResNet(8, 1, width=4, num_classes=2, stem="cifar", pixels="unit")
+    found = find_hidden_matrices(net)
+    assert found == {name for name, p in net.named_parameters() if name.startswith("layer") and p.ndim == 4}
+    assert {"layer1.0.conv1.weight", "layer2.0.downsample.0.weight"} < found
+    assert "conv1.weight" not in found
+
+
+@pytest.mark.parametrize("shape", [(24, 6), (6, 24), (16, 16), (8, 3, 2, 2)])
 def test_muon_is_orthogonal_in_float32_on_a_cpu(shape):
+    """Filters of a convolution are a matrix with a row for each output."""
     matrix = torch.nn.Parameter(torch.zeros(shape))
     matrix.grad = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     assert optimizers.orthogonal_dtype(matrix.device) == torch.float32
     optimizers.MatrixMuon([{"params": [matrix]}], lr=1.0, momentum=0.95).step()
-    u, _, vh = torch.linalg.svd(matrix.grad, full_matrices=False)
-    step = -matrix.detach() / (0.2 * math.sqrt(max(shape)))
+    u, _, vh = torch.linalg.svd(matrix.grad.flatten(1), full_matrices=False)
+    step = -matrix.detach().flatten(1) / (0.2 * math.sqrt(max(shape[0], math.prod(shape[1:]))))
     found = u.T @ step @ vh.T  # the singular values that the iterations leave
     torch.testing.assert_close(found, found.diag().diag(), atol=1e-4, rtol=0)
     assert 0.65 < found.diag().min() <= found.diag().max() < 1.25

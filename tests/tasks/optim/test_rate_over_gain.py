@@ -96,7 +96,7 @@ def losses(family, net, name, steps, **options):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_decay_and_gain_with_corrected_rates_follow_the_plain_network(family, name):
     decayed, gained = build(family), build(family, schedule="gain")
-    if name == "muon" and family in ("SiT", "DiT", "ResNet"):
+    if name == "muon" and family in ("SiT", "DiT"):
         with raises_user_error("muon", type(decayed).__name__):
             losses(family, decayed, name, 1, rate_over_gain=True)
         return

@@ -42,7 +42,7 @@ class GroupKey:
     has_factor: bool  # groups without a factor come first: train/lr is the rate of the first group
     undecayed: bool
     factor: float  # of the learning rate
-    hidden: bool  # a matrix of a block, which Muon updates
+    hidden: bool  # a matrix or convolution of a block, which Muon updates
 
 
 @check_types
@@ -58,10 +58,10 @@ class Optimization:
             this nor `warmup_epochs` is given.
         schedule: after the warm-up: `constant`; half a `cosine` period down to `min_lr` at the end of training; or
             `wsd` (warm-up, stable, decay), constant until the last `cooldown` steps, then linear down to `min_lr`.
-        optimizer: `adamw`, `muon` (for the matrices of blocks, with steps as long as AdamW's; AdamW updates all other
-            parameters), `lars` (MAE's linear probes), `sgd` with momentum, or the class path of any other optimizer,
-            such as `torch.optim.NAdam`. A class gets the groups with their `lr` and `weight_decay`, and `arguments`,
-            but not `betas` and `momentum`.
+        optimizer: `adamw`, `muon` (for the matrices and convolutions of blocks, with steps as long as AdamW's; AdamW
+            updates all other parameters), `lars` (MAE's linear probes), `sgd` with momentum, or the class path of any
+            other optimizer, such as `torch.optim.NAdam`. A class gets the groups with their `lr` and `weight_decay`,
+            and `arguments`, but not `betas` and `momentum`.
         arguments: further keyword arguments of an optimizer by class path.
         blr: instead of `lr`: the learning rate for a global batch of 256. The rate of the run is proportional to its
             global batch.
@@ -353,13 +353,17 @@ def _keep_groups(optimizer: Optimizer, stored: dict[str, Any]) -> dict[str, Any]
 
 
 def find_hidden_matrices(net: nn.Module) -> set[str]:
-    """Return the names of the weights of linear layers in residual blocks; raise a UserError if there are none."""
+    """Return the names of the weights of linear layers and convolutions in residual blocks.
+
+    Raises:
+        UserError: there are none.
+    """
     found = set()
     for name, block in net.named_modules():
         if not isinstance(block, Residual):
             continue
         for inner, module in block.named_modules():
-            if isinstance(module, nn.Linear):
+            if isinstance(module, nn.Linear | nn.Conv2d):
                 found.add(f"{name}.{inner}.weight")
     if not found:
         raise UserError(f"muon is for the matrices of blocks, and a {type(net).__name__} has none: use adamw")
