@@ -24,6 +24,7 @@ FinalValues = Mapping[float | str, Sequence[Mapping[str, float]]]  # value of an
 Colour = tuple[float, ...]  # RGBA in [0, 1]
 # Okabe and Ito's colours for curves, distinct with any colour vision; the first four are clear on white and on black.
 CURVES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+MOST_TICKS = 16  # places on an axis that are all labelled
 PANEL = (3.2, 2.7)  # inches: width and height of a panel of curves
 LETTER = 0.09  # inches: about the width of a letter in a legend
 
@@ -168,7 +169,8 @@ def final_values(
     for axes, label in zip(panels, names.values(), strict=True):
         _set_title(axes, label)
         axes.set_xlabel(x)
-        axes.set_xticks(list(places))
+        if len(places) <= MOST_TICKS:
+            axes.set_xticks(list(places))
     _add_legend(figure, handles, list(groups), legend)
     figure.suptitle(title, fontsize=10, wrap=True)
     _save(figure, path)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from uvit_decay.compare.layers import ChosenProbes
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import check_writable, claim_paths
 from uvit_decay.runtime.progress import track
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from uvit_decay.compare.runs import Run
 
 TRAINING = ("step", "epoch", "images")  # values of --x that are no options
+LAYER = "layer"  # another one
 FIGURES = (".png", ".pdf", ".svg")
 PATIENCE = 3.0  # seconds after which a bar appears
 
@@ -26,6 +28,8 @@ def compare(
     x: str = "epoch",
     rank: Literal["entropy", "effective"] = "entropy",
     out: Path = Path("compare.png"),
+    *,
+    chosen: ChosenProbes,
 ) -> None:
     """Draw learning curves of runs, and print a table with a row for each value of an option, averaged over seeds.
 
@@ -38,24 +42,22 @@ def compare(
             without the seed at the end of its name: runs/plain_s0 and runs/plain_s1 are the arm plain.
         baseline: an arm, or a value of --by, with which the others are compared: the differences of runs of the same
             seed are printed, too, with the standard error of their mean.
-        x: the x axis: step, epoch or images of training, or a second option, such as net.depth, against which the
-            values of the last evaluation are drawn.
+        x: the x axis: step, epoch or images of training; layer, for the scores of the last probes over depth; or a
+            second option, such as net.depth, against which the values of the last evaluation are drawn.
         rank: the rank that is drawn and correlated: entropy, the paper's entropy of the spectrum, of features centred
             within each sample; or effective, the effective rank of Roy and Vetterli, the exponential of the entropy, of
             features centred over the samples.
         out: the figure, a .png, .pdf or .svg.
     """
-    if out.suffix not in FIGURES:
-        raise UserError(f"--out {out}: the figure is a {', '.join(FIGURES)}")
-    spreadsheet = out.with_suffix(".csv")
-    for path in (out, spreadsheet):
-        check_writable(path)
+    if x != LAYER and chosen != ChosenProbes():
+        raise UserError(f"--probes, --layers and --times are for --x layer, not for --x {x}")
+    spreadsheet = _check_outputs(out)
 
-    from uvit_decay.compare import report
+    from uvit_decay.compare import figures, report
     from uvit_decay.compare.baseline import compare_with_baseline
     from uvit_decay.compare.differences import remarks
 
-    loaded = _read_runs(runs)
+    loaded = _read_runs(runs, chosen if x == LAYER else None)
     names, options, groups = _group(loaded, by, x, baseline)
     ranked = report.RANKS[rank]
     table = report.rows(groups, ranked)
@@ -63,22 +65,45 @@ def compare(
     with claim_paths(out, spreadsheet):
         report.save_csv(spreadsheet, names, table, differences)
         if x in TRAINING:
-            report.save_curves(out, names[0], groups, x, ranked)
+            figures.save_curves(out, names[0], groups, x, ranked)
+        elif x == LAYER:
+            figures.save_layers(out, names[0], groups, ranked)
         else:
-            report.save_final_values(out, names, groups, options[1], ranked)
+            figures.save_final_values(out, names, groups, options[1], ranked)
     print(f"{report.markdown(names, table)}\n")
-    print(f"Last evaluation at step {report.last_steps(loaded)}; mean +- standard deviation over runs.")
-    if any(run.probed for run in loaded):
-        print(f"r: Pearson's correlation of the {report.title_of(ranked, loaded)} and the accuracy of the best probe.")
-    protocol = report.describe_metrics(loaded)
-    if protocol:
-        print(f"Metrics of samples: {protocol}.")
+    for line in _explain(loaded, ranked):
+        print(line)
     if differences:
         print(f"\n{report.markdown(names, differences, 'pairs')}\n")
         print(f"Differences from {baseline}, of runs of one seed: mean +- standard error over pairs.")
     for remark in remarks(loaded, *options):
         print(f"remark: {remark}", file=sys.stderr)
     print(f"wrote {out} and {spreadsheet.name}")
+
+
+def _check_outputs(out: Path) -> Path:
+    """Return the path of the table beside the figure; raise a UserError if one of the two cannot be written."""
+    if out.suffix not in FIGURES:
+        raise UserError(f"--out {out}: the figure is a {', '.join(FIGURES)}")
+    spreadsheet = out.with_suffix(".csv")
+    for path in (out, spreadsheet):
+        check_writable(path)
+    return spreadsheet
+
+
+def _explain(loaded: Sequence[Run], rank: str) -> Iterator[str]:
+    """Yield the lines below the table, which say how its values were measured."""
+    from uvit_decay.compare import report
+
+    yield f"Last evaluation at step {report.last_steps(loaded)}; mean +- standard deviation over runs."
+    probed = loaded[0].layers
+    if probed is not None:
+        yield f"Means over the layers {', '.join(map(str, probed.by_layer))}; {probed.describe_levels()}."
+    elif any(run.probed for run in loaded):
+        yield f"r: Pearson's correlation of the {report.title_of(rank, loaded)} and the accuracy of the best probe."
+    protocol = report.describe_metrics(loaded)
+    if protocol:
+        yield f"Metrics of samples: {protocol}."
 
 
 def _group(
@@ -95,17 +120,18 @@ def _group(
     from uvit_decay.compare.runs import find_option, group_by_options
 
     arms = group_by_arms(loaded)
-    if x not in TRAINING and (by == ARM or baseline is not None):
-        raise UserError(f"--x {x}: arms and a baseline are compared over {', '.join(TRAINING)}")
+    of_option = x not in (*TRAINING, LAYER)
+    if of_option and (by == ARM or baseline is not None):
+        raise UserError(f"--x {x}: arms and a baseline are compared over {', '.join([*TRAINING, LAYER])}")
     if by == ARM or (baseline,) in arms:
         return [ARM], options_of_arms(arms), arms
     names = [by]
     options = [find_option(loaded, by, "--by")]
-    if x not in TRAINING:
+    if of_option:
         names.append(x)
         options.append(find_option(loaded, x, "--x"))
         if options[0] == options[1]:
-            raise UserError(f"--x {x} is the option of --by: name another, or step, epoch or images")
+            raise UserError(f"--x {x} is the option of --by: name another, or step, epoch, images or layer")
     groups = group_by_options(loaded, options)
     if baseline is not None and (baseline,) not in groups:
         known = [label for (label,) in [*arms, *groups]]
@@ -113,13 +139,25 @@ def _group(
     return names, options, groups
 
 
-def _read_runs(folders: Sequence[Path]) -> list[Run]:
-    """Return the runs in these folders; show how many are read if it takes long."""
+def _read_runs(folders: Sequence[Path], chosen: ChosenProbes | None) -> list[Run]:
+    """Return the runs in these folders; show how many are read if it takes long.
+
+    Raises:
+        UserError: a folder is no run's, or runs that are read layer by layer were probed at different noise levels.
+    """
     from uvit_decay.compare.runs import Run
 
-    runs = []
+    runs: list[Run] = []
     with track("reading runs", len(folders), "run", delay=PATIENCE) as work:
         for folder in folders:
-            runs.append(Run.read(folder))
+            runs.append(Run.read(folder, chosen))
             work.update()
+    if chosen is not None:
+        first = runs[0]
+        for run in runs:
+            if run.layers.times != first.layers.times:
+                levels = " and ".join(str(list(other.layers.times)) for other in (first, run))
+                raise UserError(
+                    f"{first.folder} and {run.folder} were probed at the noise levels {levels}: set --times"
+                )
     return runs

@@ -12,8 +12,9 @@ MODULES = {
     "markdown": "report",
     "remarks": "differences",
     "save_csv": "report",
-    "save_curves": "report",
-    "save_final_values": "report",
+    "save_curves": "figures",
+    "save_final_values": "figures",
+    "save_layers": "figures",
 }
 __all__ = list(MODULES)
 __getattr__, __dir__ = lazy(__name__, MODULES)

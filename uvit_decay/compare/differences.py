@@ -18,6 +18,7 @@ def remarks(runs: Sequence[Run], *options: str) -> Iterator[str]:
     """Yield a line for each difference between the runs besides the options and the seed, and for each doubtful run."""
     yield from _compare_settings(runs, options)
     yield from _remark_evaluations(runs)
+    yield from _remark_layers(runs)
     yield from _remark_generation(runs)
     yield from _find_duplicates(runs, options)
 
@@ -62,6 +63,18 @@ def _remark_evaluations(runs: Sequence[Run]) -> Iterator[str]:
     if collapsed:
         what = f"of the tracked features more than {COLLAPSED} is their mean, which all images share"
         yield f"{what}: {_names(collapsed)}"
+
+
+def _remark_layers(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield a line for each difference between the settings and layers of probes that are read layer by layer."""
+    probed = {run: run.layers for run in runs if run.layers is not None}
+    names = {name for layers in probed.values() for name in layers.protocol}
+    for name in sorted(names):
+        yield from _compare_values(
+            f"the probes' {name}", {run: layers.protocol.get(name, "absent") for run, layers in probed.items()}
+        )
+    numbers = {run: ", ".join(map(str, layers.by_layer)) for run, layers in probed.items()}
+    yield from _compare_values("the probed layers", numbers)
 
 
 def _remark_generation(runs: Sequence[Run]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Reports that compare runs: a table averaged over seeds, and curves.
+"""The table that compares runs, averaged over seeds.
 
 The table has a row for each value of the options that runs are grouped by, in the form of the paper's Table 4. r is
 Pearson's correlation of the rank and the accuracy of the best probe. `within runs` is the mean of the correlations of
@@ -25,22 +25,20 @@ from uvit_decay.compare.runs import (
     MEAN_SHARE,
     NOISE_SHARE,
     ON_TEST,
+    PROBE,
     TOP1,
     Run,
-    is_number,
 )
 from uvit_decay.evaluation.metric_table import collect_values, format_title
-from uvit_decay.plots import final_values, learning_curves
-from uvit_decay.runs.history import name_run
 from uvit_decay.runtime.files import replacing
 
 Groups = Mapping[tuple[str, ...], Sequence[Run]]  # runs by the values of one option or two
 RANKS = {"entropy": ENTROPY, "effective": EFFECTIVE_RANK}  # by the names of --rank
 WITHIN, POOLED = "r_within_runs", "r_over_all_evaluations"
-MOST_NAMED = 4  # runs in the title of a figure
 FEWEST = 3  # evaluations; the correlation of two points is always 1 or -1
 COLUMNS = {  # value: title in the table, number of decimals; columns without any value are not shown
     TOP1: ("top-1", 3),
+    PROBE: ("probe", 3),
     BEST: ("best probe", 3),
     ON_TEST: ("best on test", 3),
     KNN: ("kNN", 3),
@@ -297,86 +295,3 @@ def describe_metrics(runs: Sequence[Run]) -> str:
         if name in common:
             settings.append(f"{word} {common[name]}")
     return ", ".join(settings)
-
-
-def save_curves(path: Path, by: str, groups: Groups, x: str, rank: str) -> None:
-    """Draw rank and accuracies over training, and rank against best probe; without probes, the metrics of samples.
-
-    Args:
-        path: the picture, which is replaced.
-        by: name of the option, the title of the legend.
-        groups: the label of one option -> runs with these values, see `group_by_options`.
-        x: name of the value on the horizontal axis, such as `step`.
-        rank: key of the rank, one of RANKS.
-    """
-    every_run = list_runs(groups)
-    probed = any(run.probed for run in every_run)
-    histories: dict[str, list[Sequence[Mapping[str, float]]]] = {}
-    evaluations: list[Mapping[str, float]] = []
-    for (label,), runs in groups.items():
-        histories[label] = []
-        for run in runs:
-            if run.probed == probed:
-                histories[label].append(run.evaluations)
-                evaluations += run.evaluations
-    against = {}
-    if probed:
-        r = pearson(evaluations, rank)
-        against[rank, BEST] = "too few evaluations for r" if math.isnan(r) else f"Pearson's r = {r:.2f}"
-    learning_curves(path, histories, x, _panel_titles(every_run, rank), against, by, _entitle(every_run))
-
-
-def _entitle(runs: Sequence[Run]) -> str:
-    """Return the title of a figure of these runs."""
-    return f"{_name_runs(runs)}, last evaluation at step {last_steps(runs)}"
-
-
-def _name_runs(runs: Sequence[Run]) -> str:
-    """Return the names of a few runs, or the number of many."""
-    if len(runs) > MOST_NAMED:
-        return f"{len(runs)} runs"
-    return ", ".join(name_run(run.folder) for run in runs)
-
-
-def save_final_values(path: Path, names: Sequence[str], groups: Groups, option: str, rank: str) -> None:
-    """Draw rank and accuracies of the last evaluations against `option`, a curve for each value of the first option.
-
-    Args:
-        path: the picture, which is replaced.
-        names: names of the two options, of the curves and of the horizontal axis.
-        groups: labels of the two options -> runs with these values, see `group_by_options`.
-        option: the second option, in full, as in the runs' configurations.
-        rank: key of the rank, one of RANKS.
-    """
-    every_run = list_runs(groups)
-    shown = _panel_titles(every_run, rank)
-    if any(run.top1 is not None for run in every_run):
-        shown[TOP1] = "top-1 accuracy"
-    numbers = all(is_number(run.options[option]) for run in every_run)
-    curves: dict[str, dict[float | str, list[Mapping[str, float]]]] = {}
-    for (label, value), runs in groups.items():
-        place = float(value) if numbers else value
-        curves.setdefault(label, {})[place] = [run.last for run in runs]
-    final_values(path, curves, names[1], shown, names[0], _entitle(every_run))
-
-
-def _panel_titles(runs: Sequence[Run], rank: str) -> dict[str, str]:
-    """Return the values to draw and their titles: values of the probes or, without probes, metrics of samples."""
-    measured: set[str] = set()
-    for run in runs:
-        for name, value in run.last.items():
-            if math.isfinite(value):
-                measured.add(name)
-    titles = {}
-    if not any(run.probed for run in runs):
-        for name in collect_values():
-            if name in measured:
-                titles[name] = title_of(name, runs)
-        return titles
-    titles[rank] = title_of(rank, runs)
-    titles[BEST] = "best probe accuracy"
-    titles[KNN] = "kNN accuracy"
-    for name in (MEAN_SHARE, NOISE_SHARE):
-        if name in measured:
-            titles[name] = COLUMNS[name][0]
-    return titles

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from uvit_decay.compare.layers import ChosenProbes, LayerScores, Scores
 from uvit_decay.runs.history import (
     CONFIG,
     GENERATION,
@@ -21,6 +22,7 @@ from uvit_decay.runs.history import (
 from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.validation import flat, read_yaml
 
+PROBE = "probe_accuracy"  # of the chosen layers
 BEST = "best_accuracy"
 ON_TEST = "best_on_test_accuracy"
 KNN = "tracked_knn"
@@ -28,6 +30,14 @@ ENTROPY = "tracked_spectrum_entropy"
 EFFECTIVE_RANK = "tracked_effective_rank_exp"
 MEAN_SHARE = "tracked_mean_share"
 NOISE_SHARE = "tracked_noise_share"
+OF_LAYERS = {  # scores of layers, by the names under which they are compared
+    PROBE: "test_accuracy",
+    KNN: "knn_accuracy",
+    ENTROPY: "spectrum_entropy",
+    EFFECTIVE_RANK: "effective_rank_exp",
+    MEAN_SHARE: "mean_share",
+    NOISE_SHARE: "noise_share",
+}
 OF_CLASS_TOKENS = "_of_cls"  # suffix of the ranks of class tokens; other ranks are of pooled features
 TOKENS = {"mean": "mean patch tokens", "all": "mean tokens", "cls": "class tokens"}  # by the pool of probes
 TOP1 = "val/top1"  # of classifiers
@@ -48,6 +58,8 @@ class Run:
             their steps. Each has `step`, `epoch`, `images` and the values of the history; unknown values are NaN.
         generation: the last metrics of samples; None if there are none.
         top1: last validation accuracy of a classifier, in [0, 1]; None for other networks.
+        layers: scores of the last probes by layer, under the names of OF_LAYERS; None unless they were asked for. Then
+            `evaluations` is their mean over the layers alone.
     """
 
     folder: Path
@@ -56,10 +68,15 @@ class Run:
     evaluations: Sequence[Mapping[str, float]]
     generation: Measurement | None
     top1: float | None = None
+    layers: LayerScores | None = None
 
     @classmethod
-    def read(cls, folder: Path) -> Run:
+    def read(cls, folder: Path, chosen: ChosenProbes | None = None) -> Run:
         """Read the files that train.py wrote to `folder`; in the folder of an experiment, its newest run.
+
+        Args:
+            folder: folder of a run or an experiment.
+            chosen: the layers and noise levels whose last probes are read; None reads the histories.
 
         Raises:
             UserError: the folder has no configuration, neither probes nor metrics of samples, or a damaged file.
@@ -71,8 +88,10 @@ class Run:
         if not config.exists():
             raise UserError(f"{folder} has no config.yaml: name a run folder, such as runs/digits/version_0")
         options = dict(flat(read_yaml(config)))
-        probes = _read_history(folder / PROBES)
         generation = _read_history(folder / GENERATION)
+        if chosen is not None:
+            return cls._of_layers(folder, options, chosen.read(folder), generation)
+        probes = _read_history(folder / PROBES)
         if not (probes or generation):
             advice = (
                 "leave it out, wait for its first evaluation, or add the callback LinearProbes or GenerationMetrics"
@@ -80,12 +99,28 @@ class Run:
             raise UserError(f"{folder} has no measurement in {PROBES} or {GENERATION}: {advice}")
         ranked = None
         if probes:
-            ranked = _name_tokens(probes[-1])
+            ranked = _name_tokens(probes[-1].metadata, probes[-1].values)
         last = None
         if generation:
             last = generation[-1]
         points = list(map(_make_point, probes or generation))
         return cls(folder, options, ranked, points, last, _last_top1(folder / METRICS))
+
+    @classmethod
+    def _of_layers(
+        cls, folder: Path, options: Mapping[str, Any], layers: LayerScores, generation: Sequence[Measurement]
+    ) -> Run:
+        """Return a run with the scores of layers, and their mean as its only evaluation."""
+        tokens = _name_tokens(layers.protocol, layers.average())
+        by_layer = {}
+        for number, scores in layers.by_layer.items():
+            by_layer[number] = _rename_scores(scores, f"{folder}, layer {number}")
+        layers = replace(layers, by_layer=by_layer)
+        point = {BEST: math.nan, **layers.average(), "step": layers.step, "epoch": math.nan, "images": math.nan}
+        last = None
+        if generation:
+            last = generation[-1]
+        return cls(folder, options, tokens, [point], last, _last_top1(folder / METRICS), layers)
 
     @property
     def probed(self) -> bool:
@@ -129,19 +164,31 @@ def _read_history(path: Path) -> list[Measurement]:
     """Read a history; raise a UserError for an impossibly large value, which would spoil means and axes."""
     measurements = read(path)
     for measurement in measurements:
-        for name, value in measurement.values.items():
-            if abs(value) > MOST:
-                raise UserError(f"{path} is damaged: at step {measurement.step}, {name} is {value:g}")
+        _check_values(measurement.values, f"{path} is damaged: at step {measurement.step}")
     return measurements
 
 
-def _name_tokens(measurement: Measurement) -> str:
-    """Return the name of the tokens whose rank the probes measured."""
-    pool = str(measurement.metadata.get("pool", "mean"))
-    for name in measurement.values:
+def _check_values(values: Mapping[str, float], where: str) -> None:
+    """Raise a UserError for an impossibly large value; `where` begins its message."""
+    for name, value in values.items():
+        if abs(value) > MOST:
+            raise UserError(f"{where}, {name} is {value:g}")
+
+
+def _name_tokens(protocol: Mapping[str, Any], names: Iterable[str]) -> str:
+    """Return the name of the tokens whose rank the probes measured, given their settings and the names of scores."""
+    pool = str(protocol.get("pool", "mean"))
+    for name in names:
         if name.endswith(OF_CLASS_TOKENS):
             pool = "cls"
     return TOKENS.get(pool, pool)
+
+
+def _rename_scores(scores: Scores, where: str) -> dict[str, float]:
+    """Return the scores of a layer under the names of OF_LAYERS; NaN where one is missing."""
+    _check_values(scores, f"{where} is damaged")
+    known = {name.removesuffix(OF_CLASS_TOKENS): value for name, value in scores.items()}
+    return {name: known.get(score, math.nan) for name, score in OF_LAYERS.items()}
 
 
 def _make_point(measurement: Measurement) -> dict[str, float]:

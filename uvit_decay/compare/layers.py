@@ -1,0 +1,171 @@
+"""The last probes of a run, layer by layer: probes.csv of the callback LinearProbes, or of `evaluate.py probe`."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from uvit_decay.runs.history import PROBES, current_name, read
+from uvit_decay.runtime.errors import UserError, explain
+from uvit_decay.runtime.validation import as_type, flat, parse, read_text
+
+TABLE, REPORT = "probes.csv", "probes.json"  # of one evaluation
+PLACE = ("layer", "name", "kind", "t")  # columns of TABLE that are no scores
+OF_ONE_RUN = ("checkpoint", "step", "best", "tracked", "number")  # metadata of probes that differ from run to run
+LARGEST = 2**26  # maximum bytes of a table or report
+Scores = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class LayerScores:
+    """Scores of the chosen layers of one evaluation of probes.
+
+    Args:
+        step: optimizer steps of the network that was probed.
+        protocol: the settings of the probes, flat.
+        by_layer: number of a layer, 0 for the embeddings -> its scores by name, means over `times`.
+        times: noise levels, ascending; 0 alone for an encoder.
+    """
+
+    step: int
+    protocol: Mapping[str, Any]
+    by_layer: Mapping[int, Scores]
+    times: tuple[float, ...]
+
+    def describe_levels(self) -> str:
+        """Return the noise levels as text: `t = 0.1`, `mean over t = 0.1, 0.3`, or `clean images`."""
+        if self.times == (0.0,):
+            return "clean images"
+        levels = ", ".join(f"{t:g}" for t in self.times)
+        return f"t = {levels}" if len(self.times) == 1 else f"mean over t = {levels}"
+
+    def average(self) -> Scores:
+        """Return the mean of every score over the layers."""
+        return _average(self.by_layer.values())
+
+
+@dataclass(frozen=True)
+class ChosenProbes:
+    """Probes with --x layer.
+
+    Args:
+        probes: the folder in each run folder where evaluate.py probe --out has written; default: the probes of
+            training, or without them the only such folder.
+        layers: comma-separated numbers or names of the layers that are drawn, and averaged in the table; default: all.
+        times: comma-separated noise levels, over which scores are averaged; default: all.
+    """
+
+    probes: str | None = None
+    layers: tuple[str, ...] | None = None
+    times: tuple[float, ...] | None = None
+
+    def read(self, run: Path) -> LayerScores:
+        """Return the scores of a run.
+
+        Raises:
+            UserError: the run has no such probes, or several to choose from; a damaged file; a layer or a noise level
+                that was not probed.
+        """
+        table = self._find(run)
+        rows = _read_rows(table)
+        times = self._choose_times(rows, table)
+        numbers = self._choose_layers(rows, table)
+        by_layer = {}
+        for number in numbers:
+            by_layer[number] = _average(row.scores for row in rows if row.layer == number and row.t in times)
+        step, protocol = _read_metadata(table)
+        return LayerScores(step, protocol, by_layer, times)
+
+    def _find(self, run: Path) -> Path:
+        """Return the table of scores."""
+        if self.probes is not None:
+            table = run / self.probes / TABLE
+            if not table.exists():
+                raise UserError(f"--probes {self.probes}: {run / self.probes} has no {TABLE}")
+            return table
+        if (run / TABLE).exists():
+            return run / TABLE
+        found = sorted(run.glob(f"*/{TABLE}"))
+        if not found:
+            command = f"evaluate.py probe --ckpt {run}/checkpoints/last.ckpt --out {run}/probes"
+            raise UserError(f"{run} has no {TABLE}: {command} writes it")
+        if len(found) > 1:
+            names = ", ".join(table.parent.name for table in found)
+            raise UserError(f"{run} has the probes {names}: choose with --probes {found[0].parent.name}")
+        return found[0]
+
+    def _choose_times(self, rows: Sequence[_Row], table: Path) -> tuple[float, ...]:
+        """Return the chosen noise levels."""
+        known = sorted({row.t for row in rows})
+        chosen = known if self.times is None else sorted(self.times)
+        for t in chosen:
+            if t not in known:
+                raise UserError(f"--times {t:g}: {table} has {', '.join(f'{level:g}' for level in known)}")
+        return tuple(chosen)
+
+    def _choose_layers(self, rows: Sequence[_Row], table: Path) -> list[int]:
+        """Return the numbers of the chosen layers, ascending."""
+        known = {}
+        for row in rows:
+            known[str(row.layer)] = row.layer
+            known[row.name] = row.layer
+        names = known if self.layers is None else self.layers
+        for name in names:
+            if name not in known:
+                raise UserError(f"--layers {name}: {table} has {', '.join(known)}")
+        return sorted({known[name] for name in names})
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A row of the table: the scores of a layer at a noise level."""
+
+    layer: int
+    name: str
+    t: float
+    scores: Scores
+
+
+def _read_rows(table: Path) -> list[_Row]:
+    """Return the rows of a table; raise a UserError if it is damaged."""
+    rows = []
+    with explain(f"{table} is damaged", ValueError, TypeError, LookupError, csv.Error):
+        for line in csv.DictReader(io.StringIO(read_text(table, LARGEST))):
+            scores = {current_name(name): float(value) for name, value in line.items() if name not in PLACE}
+            rows.append(_Row(int(line["layer"]), line["name"], float(line["t"]), scores))
+    if not rows:
+        raise UserError(f"{table} is damaged: it has no rows")
+    return rows
+
+
+def _average(cells: Iterable[Scores]) -> dict[str, float]:
+    """Return the mean of every score; NaN if one is missing."""
+    cells = list(cells)
+    names = dict.fromkeys(name for cell in cells for name in cell)
+    return {name: fmean(cell.get(name, math.nan) for cell in cells) for name in names}
+
+
+def _read_metadata(table: Path) -> tuple[int, dict[str, Any]]:
+    """Return the step of the network and the settings of the probes: of the report, or of the run's last evaluation."""
+    report = table.with_name(REPORT)
+    history = read(table.with_name(PROBES))
+    if report.exists():
+        values = as_type(dict[str, object], parse(read_text(report, LARGEST), report), report)
+        settings = as_type(dict[str, object], values.get("protocol"), f"{report}: protocol")
+        step = as_type(int, settings.get("step"), f"{report}: step")
+    elif history:
+        settings = history[-1].metadata
+        step = history[-1].step
+    else:
+        raise UserError(f"{table} has neither {REPORT} nor {PROBES} beside it, which say how it was measured")
+    protocol = dict(flat(settings))
+    for name in list(protocol):
+        if name.partition(".")[0] in OF_ONE_RUN:
+            del protocol[name]
+    return step, protocol
