@@ -9,6 +9,7 @@ import time
 import pytest
 
 from uvit_decay.commands.compare import compare
+from uvit_decay.compare.layers import ChosenProbes
 from uvit_decay.commands.convert import main
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.progress import INTERVAL, print_line, track
@@ -48,14 +49,14 @@ def test_a_conversion_has_lines(command, tmp_path, monkeypatch, capsys, often):
 
 
 def test_runs_that_are_compared_are_counted(tmp_path, monkeypatch, capsys, often):
-    def read(folder):
+    def read(folder, chosen):
         time.sleep(0.3)
         if folder.name == "b":
             raise UserError("no run")
 
     monkeypatch.setattr("uvit_decay.compare.runs.Run.read", read)
     with pytest.raises(UserError, match="no run"):
-        compare([tmp_path / "a", tmp_path / "b"], out=tmp_path / "out.png")
+        compare([tmp_path / "a", tmp_path / "b"], out=tmp_path / "out.png", chosen=ChosenProbes())
     assert lines_of(capsys)[-1].startswith("reading runs: 1/2 runs ")
 
 
