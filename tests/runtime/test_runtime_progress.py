@@ -9,8 +9,8 @@ import time
 import pytest
 
 from uvit_decay.commands.compare import compare
-from uvit_decay.compare.layers import ChosenProbes
 from uvit_decay.commands.convert import main
+from uvit_decay.compare.layers import ChosenProbes
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.progress import INTERVAL, print_line, track
 
