@@ -140,11 +140,7 @@ def _group(
 
 
 def _read_runs(folders: Sequence[Path], chosen: ChosenProbes | None) -> list[Run]:
-    """Return the runs in these folders; show how many are read if it takes long.
-
-    Raises:
-        UserError: a folder is no run's, or runs that are read layer by layer were probed at different noise levels.
-    """
+    """Return the runs in these folders; show how many are read if it takes long."""
     from uvit_decay.compare.runs import Run
 
     runs: list[Run] = []
@@ -153,11 +149,14 @@ def _read_runs(folders: Sequence[Path], chosen: ChosenProbes | None) -> list[Run
             runs.append(Run.read(folder, chosen))
             work.update()
     if chosen is not None:
-        first = runs[0]
-        for run in runs:
-            if run.layers.times != first.layers.times:
-                levels = " and ".join(str(list(other.layers.times)) for other in (first, run))
-                raise UserError(
-                    f"{first.folder} and {run.folder} were probed at the noise levels {levels}: set --times"
-                )
+        _check_times(runs)
     return runs
+
+
+def _check_times(runs: Sequence[Run]) -> None:
+    """Raise a UserError if runs that are read layer by layer were probed at different noise levels."""
+    first = runs[0]
+    for run in runs:
+        if run.layers.times != first.layers.times:
+            levels = f"{list(first.layers.times)} and {list(run.layers.times)}"
+            raise UserError(f"{first.folder} and {run.folder} were probed at the noise levels {levels}: set --times")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,10 +144,9 @@ def _read_rows(table: Path) -> list[_Row]:
 
 
 def _average(cells: Iterable[Scores]) -> dict[str, float]:
-    """Return the mean of every score; NaN if one is missing."""
+    """Return the mean of every score; all cells have the same scores."""
     cells = list(cells)
-    names = dict.fromkeys(name for cell in cells for name in cell)
-    return {name: fmean(cell.get(name, math.nan) for cell in cells) for name in names}
+    return {name: fmean(cell[name] for cell in cells) for name in cells[0]}
 
 
 def _read_metadata(table: Path) -> tuple[int, dict[str, Any]]:

@@ -89,8 +89,14 @@ class Run:
             raise UserError(f"{folder} has no config.yaml: name a run folder, such as runs/digits/version_0")
         options = dict(flat(read_yaml(config)))
         generation = _read_history(folder / GENERATION)
+        last = None
+        if generation:
+            last = generation[-1]
+        top1 = _last_top1(folder / METRICS)
         if chosen is not None:
-            return cls._of_layers(folder, options, chosen.read(folder), generation)
+            layers, tokens = _read_layers(folder, chosen)
+            point = {BEST: math.nan, **layers.average(), "step": layers.step, "epoch": math.nan, "images": math.nan}
+            return cls(folder, options, tokens, [point], last, top1, layers)
         probes = _read_history(folder / PROBES)
         if not (probes or generation):
             advice = (
@@ -100,27 +106,8 @@ class Run:
         ranked = None
         if probes:
             ranked = _name_tokens(probes[-1].metadata, probes[-1].values)
-        last = None
-        if generation:
-            last = generation[-1]
         points = list(map(_make_point, probes or generation))
-        return cls(folder, options, ranked, points, last, _last_top1(folder / METRICS))
-
-    @classmethod
-    def _of_layers(
-        cls, folder: Path, options: Mapping[str, Any], layers: LayerScores, generation: Sequence[Measurement]
-    ) -> Run:
-        """Return a run with the scores of layers, and their mean as its only evaluation."""
-        tokens = _name_tokens(layers.protocol, layers.average())
-        by_layer = {}
-        for number, scores in layers.by_layer.items():
-            by_layer[number] = _rename_scores(scores, f"{folder}, layer {number}")
-        layers = replace(layers, by_layer=by_layer)
-        point = {BEST: math.nan, **layers.average(), "step": layers.step, "epoch": math.nan, "images": math.nan}
-        last = None
-        if generation:
-            last = generation[-1]
-        return cls(folder, options, tokens, [point], last, _last_top1(folder / METRICS), layers)
+        return cls(folder, options, ranked, points, last, top1)
 
     @property
     def probed(self) -> bool:
@@ -182,6 +169,17 @@ def _name_tokens(protocol: Mapping[str, Any], names: Iterable[str]) -> str:
         if name.endswith(OF_CLASS_TOKENS):
             pool = "cls"
     return TOKENS.get(pool, pool)
+
+
+def _read_layers(folder: Path, chosen: ChosenProbes) -> tuple[LayerScores, str]:
+    """Return the scores of the chosen layers under the names of OF_LAYERS, and the tokens whose rank was measured."""
+    layers = chosen.read(folder)
+    by_layer = {}
+    names: set[str] = set()
+    for number, scores in layers.by_layer.items():
+        names.update(scores)
+        by_layer[number] = _rename_scores(scores, f"{folder}, layer {number}")
+    return replace(layers, by_layer=by_layer), _name_tokens(layers.protocol, names)
 
 
 def _rename_scores(scores: Scores, where: str) -> dict[str, float]:
