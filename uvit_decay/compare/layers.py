@@ -10,12 +10,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from uvit_decay.runs.history import PROBES, current_name, read
+from uvit_decay.runs.history import PLACE, PROBE_REPORT, PROBE_TABLE, PROBES, current_name, read
 from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.validation import as_type, flat, parse, read_text
 
-TABLE, REPORT = "probes.csv", "probes.json"  # of one evaluation
-PLACE = ("layer", "name", "kind", "t")  # columns of TABLE that are no scores
 OF_ONE_RUN = ("checkpoint", "step", "best", "tracked", "number")  # metadata of probes that differ from run to run
 LARGEST = 2**26  # maximum bytes of a table or report
 Scores = Mapping[str, float]
@@ -84,16 +82,16 @@ class ChosenProbes:
     def _find(self, run: Path) -> Path:
         """Return the table of scores."""
         if self.probes is not None:
-            table = run / self.probes / TABLE
+            table = run / self.probes / PROBE_TABLE
             if not table.exists():
-                raise UserError(f"--probes {self.probes}: {run / self.probes} has no {TABLE}")
+                raise UserError(f"--probes {self.probes}: {run / self.probes} has no {PROBE_TABLE}")
             return table
-        if (run / TABLE).exists():
-            return run / TABLE
-        found = sorted(run.glob(f"*/{TABLE}"))
+        if (run / PROBE_TABLE).exists():
+            return run / PROBE_TABLE
+        found = sorted(run.glob(f"*/{PROBE_TABLE}"))
         if not found:
             command = f"evaluate.py probe --ckpt {run}/checkpoints/last.ckpt --out {run}/probes"
-            raise UserError(f"{run} has no {TABLE}: {command} writes it")
+            raise UserError(f"{run} has no {PROBE_TABLE}: {command} writes it")
         if len(found) > 1:
             names = ", ".join(table.parent.name for table in found)
             raise UserError(f"{run} has the probes {names}: choose with --probes {found[0].parent.name}")
@@ -151,7 +149,7 @@ def _average(cells: Iterable[Scores]) -> dict[str, float]:
 
 def _read_metadata(table: Path) -> tuple[int, dict[str, Any]]:
     """Return the step of the network and the settings of the probes: of the report, or of the run's last evaluation."""
-    report = table.with_name(REPORT)
+    report = table.with_name(PROBE_REPORT)
     history = read(table.with_name(PROBES))
     if report.exists():
         values = as_type(dict[str, object], parse(read_text(report, LARGEST), report), report)
@@ -161,7 +159,7 @@ def _read_metadata(table: Path) -> tuple[int, dict[str, Any]]:
         settings = history[-1].metadata
         step = history[-1].step
     else:
-        raise UserError(f"{table} has neither {REPORT} nor {PROBES} beside it, which say how it was measured")
+        raise UserError(f"{table} has neither {PROBE_REPORT} nor {PROBES} beside it, which say how it was measured")
     protocol = dict(flat(settings))
     for name in list(protocol):
         if name.partition(".")[0] in OF_ONE_RUN:

@@ -13,6 +13,7 @@ from uvit_decay.runs.history import (
     CONFIG,
     GENERATION,
     METRICS,
+    OF_CLASS_TOKENS,
     PROBES,
     Measurement,
     list_run_folders,
@@ -38,7 +39,6 @@ OF_LAYERS = {  # scores of layers, by the names under which they are compared
     MEAN_SHARE: "mean_share",
     NOISE_SHARE: "noise_share",
 }
-OF_CLASS_TOKENS = "_of_cls"  # suffix of the ranks of class tokens; other ranks are of pooled features
 TOKENS = {"mean": "mean patch tokens", "all": "mean tokens", "cls": "class tokens"}  # by the pool of probes
 TOP1 = "val/top1"  # of classifiers
 MOST = 1e12  # beyond every measured value

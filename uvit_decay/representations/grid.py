@@ -11,6 +11,7 @@ from torch import Tensor
 
 from uvit_decay.nn.intermediates import Layer
 from uvit_decay.plots import heat_map
+from uvit_decay.runs.history import PLACE, PROBE_REPORT, PROBE_TABLE
 from uvit_decay.runtime.files import replacing
 from uvit_decay.runtime.validation import write_json
 
@@ -29,12 +30,10 @@ SCORES = (
 )
 NOISE_SCORES = ("noise_share", "within_variance", "between_variance")  # with --noise-draws
 RANKS = ("spectrum_entropy", "effective_rank_exp")
-OF_CLASS_TOKENS = "_of_cls"  # ending of the names of ranks that were computed from class tokens
 TEST = "test_accuracy"
 NOISE_SHARE = "noise_share"
 NOISE_SHARE_PICTURE = "noise_share.png"
 BEST_ON_TEST = "best_on_test_accuracy"
-PLACE = ("layer", "name", "kind", "t")  # columns of probes.csv that identify a grid point; all others are scores
 
 
 @dataclass(frozen=True)
@@ -216,13 +215,13 @@ class Grid:
         for level in range(len(self.times)):
             for column in range(len(self.layers)):
                 cells.append(self._cell(level, column))
-        _write_csv(folder / "probes.csv", cells)
+        _write_csv(folder / PROBE_TABLE, cells)
         if metadata is not None:
             report: dict[str, Any] = {"number": self.number(metadata["weights"])}
             if self.classified:
                 report["best"] = self.summary()
             report |= {"protocol": {**self.protocol, **metadata}, "cells": cells}
-            write_json(folder / "probes.json", report)
+            write_json(folder / PROBE_REPORT, report)
         if self.classified:
             title = f"{what}: test accuracy in %, probe protocol {self.protocol['protocol']}"
             title += f"; framed: best on {'test' if self.best_is_on_test else 'held-out'} images"

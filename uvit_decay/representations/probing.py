@@ -20,12 +20,13 @@ from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.nn.intermediates import HasIntermediates, Pool, has_class_token, layer_indices
 from uvit_decay.representations.checks import choose_images
 from uvit_decay.representations.features import TokenReader, final_norm
-from uvit_decay.representations.grid import NOISE_SCORES, OF_CLASS_TOKENS, RANKS, Grid
+from uvit_decay.representations.grid import NOISE_SCORES, RANKS, Grid
 from uvit_decay.representations.noise import measure_noise_share
 from uvit_decay.representations.options import Probing
 from uvit_decay.representations.protocols import CLASSIFYING, GridProtocol, find_protocol
 from uvit_decay.representations.recipes import Cells
 from uvit_decay.representations.reference import Reference
+from uvit_decay.runs.history import OF_CLASS_TOKENS
 from uvit_decay.runtime.concurrency import free_threads, in_threads
 from uvit_decay.runtime.distributed import COMPARED, Processes
 from uvit_decay.runtime.precision import Precision, computing
