@@ -37,9 +37,11 @@ HEADERS = {
 }
 DECIDING = slice(6, 10)  # blocks 7 to 10 in the pages, which count from 1; their mean is the statistic
 DECIDING_TIME = {ACCURACY: "0.1", NOISE_SHARE: "0.3"}
+OTHER_TIME = "0.3"  # of accuracies: reported, decides nothing
 TARGETS = {"v": "velocity", "x": "x"}
 WIRINGS = {"skips": "with skips", "plain": "without skips"}
 PANELS = {ACCURACY: "accuracy at t = 0.1, %", NOISE_SHARE: "noise share at t = 0.3, %"}
+GAINS = "gain of the decay, points"
 COLOURS = {"v": "C0", "x": "C4"}
 LINES = {("", "1.0"): "--", ("_decay", "0.8"): "-"}  # by the end of the arm's name and its alpha_min
 MARKERS = "osD^v"  # by seed
@@ -65,20 +67,32 @@ def read_rows(tables: Path, table: str, steps: int) -> Iterator[dict[str, str]]:
                 yield row
 
 
-def read_blocks(tables: Path, table: str, steps: int) -> dict[str, dict[str, list[float]]]:
-    """Return the values of the blocks at the DECIDING_TIME, arm -> seed -> values; empty without the table."""
+def read_blocks(tables: Path, table: str, steps: int, time: str | None = None) -> dict[str, dict[str, list[float]]]:
+    """Return the values of the blocks at a time, arm -> seed -> values; empty without the table.
+
+    The time is the table's DECIDING_TIME unless it is given.
+    """
+    time = time or DECIDING_TIME[table]
     found: dict[str, dict[str, list[float]]] = {}
     for row in read_rows(tables, table, steps):
-        if row["t"] == DECIDING_TIME[table]:
+        if row["t"] == time:
             found.setdefault(row["arm"], {})[row["seed"]] = [float(row[block]) for block in BLOCKS]
     return found
 
 
-def read_statistics(tables: Path, table: str, steps: int) -> dict[str, dict[str, float]]:
+def read_statistics(tables: Path, table: str, steps: int, time: str | None = None) -> dict[str, dict[str, float]]:
     """Return the means of the DECIDING blocks in percent, arm -> seed -> mean; empty without the table."""
     found = {}
-    for arm, by_seed in read_blocks(tables, table, steps).items():
+    for arm, by_seed in read_blocks(tables, table, steps, time).items():
         found[arm] = {seed: 100 * fmean(values[DECIDING]) for seed, values in by_seed.items()}
+    return found
+
+
+def read_best(tables: Path, steps: int) -> dict[str, dict[str, float]]:
+    """Return the accuracies of each arm's best block in percent, arm -> seed -> accuracy: biased upwards."""
+    found = {}
+    for arm, by_seed in read_blocks(tables, ACCURACY, steps).items():
+        found[arm] = {seed: 100 * max(values) for seed, values in by_seed.items()}
     return found
 
 
@@ -199,9 +213,11 @@ def draw(tables: Path, steps: int, out: Path) -> None:
         for row, (wiring, words) in zip(rows, WIRINGS.items(), strict=True):
             for axes, (table, name) in zip(row, PANELS.items(), strict=False):
                 draw_depth(axes, tables, table, wiring, steps)
-                axes.set_title(f"{name}, {words}", fontsize=10)
+                if row is rows[0]:
+                    axes.set_title(name, fontsize=10)
             draw_gains(row[2], gains[f"decay, {words}"])
-            row[2].set_title(f"gain of the decay, {words}", fontsize=10)
+            row[0].set_ylabel(words)
+        rows[0, 2].set_title(GAINS, fontsize=10)
         for axes in rows[1, :2]:
             axes.set_xlabel("block")
         curves, names = rows[0, 0].get_legend_handles_labels()
@@ -211,18 +227,22 @@ def draw(tables: Path, steps: int, out: Path) -> None:
 
 
 def draw_depth(axes: plt.Axes, tables: Path, table: str, wiring: str, steps: int) -> None:
-    """Draw the values of each block, in percent: the means of each arm of this wiring over the seeds that all have."""
+    """Draw the values of each block, in percent: the means of each arm of this wiring over the seeds that all have.
+
+    The blocks whose mean is the statistic are shaded.
+    """
     found = read_blocks(tables, table, steps)
     styles = {}
     for target, colour in COLOURS.items():
         for (suffix, alpha_min), line in LINES.items():
-            styles[f"{target}_{wiring}{suffix}"] = (colour, line, f"{TARGETS[target]}, {alpha_min}")
+            styles[f"{target}_{wiring}{suffix}"] = (colour, line, f"{TARGETS[target]}, alpha_min {alpha_min}")
     drawn = {arm: found[arm] for arm in styles if arm in found}
     for arm, by_seed in drawn.items():
         shared = [values for seed, values in by_seed.items() if all(seed in other for other in drawn.values())]
         means = [100 * fmean(values) for values in zip(*shared, strict=True)]
         colour, line, label = styles[arm]
         axes.plot(range(1, len(means) + 1), means, color=colour, linestyle=line, label=label)
+    axes.axvspan(DECIDING.start + 0.5, DECIDING.stop + 0.5, color="0.5", alpha=0.12, linewidth=0)
     axes.set_xticks(range(2, len(BLOCKS) + 1, 2))
 
 
@@ -278,6 +298,8 @@ def main(words: Sequence[str] | None = None) -> None:
     accuracies = read_statistics(options.tables, ACCURACY, options.steps)
     print_arms(options.tables, options.steps)
     print_gains(accuracies, "gain in accuracy")
+    print_gains(read_statistics(options.tables, ACCURACY, options.steps, OTHER_TIME), f"at t = {OTHER_TIME}")
+    print_gains(read_best(options.tables, options.steps), "at the best block of each arm")
     print_gains(read_statistics(options.tables, NOISE_SHARE, options.steps), "change of the noise share")
     print_controls(accuracies)
     print_rates(accuracies)

@@ -100,3 +100,8 @@ def test_layers_of_a_denoiser_may_be_chosen(tmp_path):
     fit(tmp_path, LinearProbes(times=(0.1,), layers=(0, 1), **SMALL), max_steps=5)
     (line,) = history.read(tmp_path / "probes.jsonl")
     assert (line.metadata["tracked"], line.metadata["layers"]) == ("in_blocks.0", ["0", "1"])
+
+
+def test_no_layers_at_all_are_refused():
+    with raises_user_error("layers"):
+        LinearProbes(layers=())

@@ -68,6 +68,9 @@ def test_sizes_follow_data_and_run():
     assert probes.affordable(trainer) == 2000 * 32 * 3 / 2 / 9
     sized = probes._size(trainer, SimpleNamespace(path=object()))
     assert sized.max_train + sized.max_test <= 2000 * 32 * 3 / 2 / 9 / 8
+    noisy = LinearProbes(max_train=None, every_n_steps=250, noise_draws=4, noise_images=20)
+    sized = noisy._size(trainer, SimpleNamespace(path=object()))
+    assert 0 < sized.max_train + sized.max_test <= 2000 * 32 * 3 / 2 / 9 / 8 - 4 * 20
     trainer.max_steps = -1
     assert probes._size(trainer, SimpleNamespace(path=object())).max_train == len(digits.train)
     assert GenerationMetrics(SmallClassifier(), num=None).affordable(trainer) == float("inf")

@@ -59,7 +59,8 @@ def test_strong_components_without_classes_are_removed(data):
 
 
 @pytest.mark.parametrize(
-    ("k", "temperature", "uniform"), [(20, 0.07, False), (20, 1.0, True), (1, 0.07, False), (203, 0.07, False)]
+    ("k", "temperature", "uniform"),
+    [(20, 0.07, False), (20, 0.005, False), (20, 1.0, True), (1, 0.07, False), (203, 0.07, False)],
 )
 def test_classes_are_scikit_learns(data, k, temperature, uniform):
     train, y, test, y2 = data

@@ -1,6 +1,8 @@
 """Noise share: closed forms of a linear network, no bias at two draws, and the noise that is the same for all runs."""
 
 import json
+import math
+import shutil
 
 import numpy as np
 import pytest
@@ -131,6 +133,10 @@ def test_batches_precision_and_a_large_mean_change_nothing():
     assert torch.stack(noise_share(half)).tolist() == pytest.approx(defined_shares(half), rel=1e-12)
     assert torch.stack(noise_share(torch.ones(3, 2, 4))).tolist() == [0, 0, 0]
     assert float(noise_share(states[:1]).share) == 1
+    for damaged in (math.nan, math.inf):
+        states[4, 2, 1, 0] = damaged
+        assert noise_share(states).share.isnan()
+    states = half.double()
     for wrong in (states[:, :1], states[:0]):
         with raises_user_error("noise draws", len(wrong)):
             noise_share(wrong)
@@ -147,6 +153,9 @@ def test_the_noise_share_alone_and_beside_probes_is_the_same(trained, tmp_path, 
     find_line(capsys.readouterr().out, "30 test images", "2 draws")
     assert {path.name for path in alone.iterdir()} == {"probes.csv", "probes.json", "noise_share.png"}
     assert {"probes.png", "noise_share.png"} < {path.name for path in beside.iterdir()}
+    shutil.copytree(beside, tmp_path / "again")
+    evaluate(monkeypatch, tmp_path, "probe", *options[:-4], *small, "--out", tmp_path / "again")
+    assert {path.name for path in (tmp_path / "again").iterdir()} == {"probes.csv", "probes.json", "probes.png"}
     one, two = (json.loads((folder / "probes.json").read_text()) for folder in (alone, beside))
     assert "best" not in one
     assert "max_train" not in one["protocol"]

@@ -13,7 +13,7 @@ from uvit_decay.callbacks.periodic import Periodic, record
 from uvit_decay.data import ImageData
 from uvit_decay.nn.intermediates import Pool, layer_indices
 from uvit_decay.representations.checks import check_probed, choose_images, default_layer
-from uvit_decay.representations.grid import NOISE_SHARE_PICTURE, Grid
+from uvit_decay.representations.grid import NOISE_SHARE_PICTURE, PROBES_PICTURE, Grid
 from uvit_decay.representations.options import Probing
 from uvit_decay.representations.probing import Prober
 from uvit_decay.runs.history import PROBES, name_run
@@ -130,7 +130,8 @@ class LinearProbes(Periodic):
         train = min(MOST, len(data.train))
         test = min(self.probing.max_test, len(data.test))
         levels = len(self.probing.levels(task.path is None))
-        share = min(1.0, self.affordable(trainer) / (levels * (train + test)))
+        affordable = self.affordable(trainer) / levels - self._count_noisy(data)
+        share = min(1.0, affordable / (train + test))
         least = LEAST * len(data.class_names)
         return replace(self.probing, max_train=max(least, int(share * train)), max_test=max(least, int(share * test)))
 
@@ -150,10 +151,12 @@ class LinearProbes(Periodic):
         if self.reason:
             return 0
         data: ImageData = trainer.datamodule
-        images = sum(map(len, choose_images(self.probing, data)))
-        noise_draws = self.probing.noise_draws or 0
-        images += noise_draws * min(self.probing.noise_images, len(data.test))
+        images = sum(map(len, choose_images(self.probing, data))) + self._count_noisy(data)
         return images * len(self.probing.levels(task.path is None))
+
+    def _count_noisy(self, data: ImageData) -> int:
+        """Return the noisy images of the noise share at one noise level."""
+        return (self.probing.noise_draws or 0) * min(self.probing.noise_images, len(data.test))
 
     def evaluate(self, trainer: Trainer, task: Task) -> None:
         """Probe on all ranks: each rank computes its share of the noise levels and sends only scores to rank 0."""
@@ -182,7 +185,7 @@ class LinearProbes(Periodic):
         metadata = {**grid.protocol, "weights": weights, "tracked": layer, "best": best}
         logged = {f"probe/{name}": value for name, value in values.items()}
         grid.save(self.folder, f"{name_run(self.folder)}, step {trainer.global_step}")
-        log_picture(trainer, self.folder / "probes.png")
+        log_picture(trainer, self.folder / PROBES_PICTURE)
         if self.probing.noise_draws:
             log_picture(trainer, self.folder / NOISE_SHARE_PICTURE)
         record(trainer, self.folder / PROBES, values, metadata, logged)

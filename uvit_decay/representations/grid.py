@@ -32,7 +32,8 @@ NOISE_SCORES = ("noise_share", "within_variance", "between_variance")  # with --
 RANKS = ("spectrum_entropy", "effective_rank_exp")
 TEST = "test_accuracy"
 NOISE_SHARE = "noise_share"
-NOISE_SHARE_PICTURE = "noise_share.png"
+PROBES_PICTURE, NOISE_SHARE_PICTURE, CKNNA_PICTURE = "probes.png", "noise_share.png", "cknna.png"
+PICTURES = (PROBES_PICTURE, NOISE_SHARE_PICTURE, CKNNA_PICTURE)
 BEST_ON_TEST = "best_on_test_accuracy"
 
 
@@ -204,7 +205,7 @@ class Grid:
     def save(self, folder: Path, what: str, metadata: Mapping[str, Any] | None = None) -> None:
         """Write probes.csv, probes.png unless there are no accuracies, and pictures of what else was measured.
 
-        These are cknna.png for alignments and noise_share.png.
+        These are cknna.png for alignments and noise_share.png. Pictures of an earlier measurement are removed.
 
         Args:
             folder: folder of the files.
@@ -222,10 +223,12 @@ class Grid:
                 report["best"] = self.summary()
             report |= {"protocol": {**self.protocol, **metadata}, "cells": cells}
             write_json(folder / PROBE_REPORT, report)
+        for name in PICTURES:
+            (folder / name).unlink(missing_ok=True)
         if self.classified:
             title = f"{what}: test accuracy in %, probe protocol {self.protocol['protocol']}"
             title += f"; framed: best on {'test' if self.best_is_on_test else 'held-out'} images"
-            self._heat_map(folder / "probes.png", TEST, title, self.best())
+            self._heat_map(folder / PROBES_PICTURE, TEST, title, self.best())
         if NOISE_SHARE in self.scores:
             title = f"{what}: noise share in %, {self._noise_size()}"
             self._heat_map(folder / NOISE_SHARE_PICTURE, NOISE_SHARE, title)
@@ -233,7 +236,7 @@ class Grid:
             about = self.protocol["reference"]
             settings = f"k {about['neighbours']}, {about['images']} images, times 100; framed: largest"
             title = f"CKNNA of {what} with {about['checkpoint']}, {settings}"
-            self._heat_map(folder / "cknna.png", "cknna", title, self.best("cknna"))
+            self._heat_map(folder / CKNNA_PICTURE, "cknna", title, self.best("cknna"))
 
     def _heat_map(self, path: Path, name: str, title: str, marked: tuple[int, int] | None = None) -> None:
         """Draw a score, times 100, with a frame around the grid point `marked`, (level, column), if any."""

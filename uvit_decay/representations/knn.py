@@ -203,7 +203,11 @@ def vote(
     uniform: bool = False,
 ) -> Int64[Tensor, " n2"]:
     """Return the class with most votes exp(similarity / temperature), or `uniform` votes; ties go to the smallest."""
-    weights = torch.ones_like(similar) if uniform else (similar / temperature).exp()
+    if uniform:
+        weights = torch.ones_like(similar)
+    else:
+        nearest = similar.amax(dim=1, keepdim=True)
+        weights = ((similar - nearest) / temperature).exp()  # at most 1: small temperatures do not overflow
     classes = int(labels.max()) + 1
     votes = similar.new_zeros(len(similar), classes, dtype=torch.float64)
     by_neighbour = zip(labels.split(1, dim=-1), weights.double().split(1, dim=-1), strict=True)

@@ -37,7 +37,7 @@ class NoiseShare(NamedTuple):
     """Noise share of one layer; each value is a float64 scalar.
 
     Args:
-        share: F = W / (W + B), in [0, 1]; 0 if the states of all images and draws are the same.
+        share: F = W / (W + B), in [0, 1]; 0 if all states are the same, NaN if one is not finite.
         within: W, variance per coordinate within an image.
         between: B, variance per coordinate between images.
     """
@@ -82,7 +82,7 @@ class NoiseSums:
         left = (1 - 1 / self.images) * within / self.draws  # noise in the means of the draws
         between = (self.between / size - left).clamp(min=0)
         total = within + between
-        share = torch.where(total > 0, within / total, 0.0)
+        share = torch.where(total == 0, 0.0, within / total)  # NaN if a state is not finite
         return NoiseShare(share, within, between)
 
 

@@ -93,6 +93,8 @@ class Probing(ProtocolOptions):
     def __post_init__(self) -> None:
         if self.times is not None:
             check_times(self.times)
+        if self.layers == ():
+            raise UserError("layers is empty: name the layers of the probes, or leave it out for all")
         super().__post_init__()
 
     def levels(self, encoder: bool) -> tuple[float, ...]:
