@@ -1,8 +1,10 @@
 """Arms of several seeds beside a baseline: paired differences against numbers by hand, and what is refused."""
 
 import csv
+import shutil
 
 import pytest
+import yaml
 from refusals import find_line
 from run_folders import a_run, compare, refused, shift_evaluations
 
@@ -66,6 +68,40 @@ def test_arms_are_defined_by_what_differs_between_them_alone(arms):
 )
 def test_what_cannot_be_paired_is_refused(arms, tmp_path, monkeypatch, capsys, flags, words):
     find_line(refused(monkeypatch, capsys, tmp_path, *arms, *flags), *words)
+
+
+@pytest.mark.parametrize("baseline", ["plain", "1.0"])
+def test_a_baseline_alone_is_refused(arms, tmp_path, monkeypatch, capsys, baseline):
+    find_line(refused(monkeypatch, capsys, tmp_path, *arms[:3], "--baseline", baseline), f"--baseline {baseline}")
+
+
+def test_what_defines_the_arms_is_said_once_and_completely(arms, tmp_path, monkeypatch, capsys):
+    for run in arms[:3]:
+        path = run / "version_0" / "config.yaml"
+        settings = yaml.safe_load(path.read_text())
+        settings["data"]["init_args"]["batch_size"] = 77
+        path.write_text(yaml.safe_dump(settings))
+    compare(monkeypatch, tmp_path, *arms, "--baseline", "plain")
+    out = capsys.readouterr().out
+    find_line(out, "data.batch_size", "77 in plain")
+    find_line(out, "model.net.alpha_min", "1.0 in plain", "0.7 in decay")
+
+
+def test_a_value_that_some_pairs_lack_says_how_many_have_it(arms, tmp_path, monkeypatch, capsys):
+    (arms[5] / "version_0" / "generation.jsonl").unlink()
+    compare(monkeypatch, tmp_path, *arms, "--baseline", "plain")
+    out = capsys.readouterr().out
+    find_line(out, "| decay | 3 |", "10.50 +- 0.71 (2)")
+    find_line(out, "| decay | 3 |", "+0.030 +- 0.015 |", "+0.00 +- 0.00 (2)")
+    row = list(csv.DictReader((tmp_path / "compare.csv").open()))[1]
+    assert (row["runs"], row["best_accuracy_pairs"], row["fd_pairs"]) == ("3", "3", "2")
+
+
+def test_two_runs_of_a_seed_are_one_pair(arms, tmp_path, monkeypatch, capsys):
+    again = a_run(tmp_path, evaluations=shift_evaluations(-0.3 + 0.03), fid=10.0, alpha_min=0.7, seed=0)
+    shutil.copytree(again, arms[3].parent / "decay_seed0" / "version_0")
+    compare(monkeypatch, tmp_path, *arms, arms[3].parent / "decay_seed0", "--baseline", "plain")
+    find_line(capsys.readouterr().out, "| decay | 3 | +0.033 +- 0.013 |")  # 0.02 of seed 0 is a mean of two runs
 
 
 def test_pairs_need_a_common_seed(arms, tmp_path, monkeypatch, capsys):

@@ -142,6 +142,8 @@ def test_other_protocols_and_layers_are_remarks(arms, tmp_path):
         (["--layers", "blocks.7"], ("--layers blocks.7", "blocks.1")),
         (["--times", "0.2"], ("--times 0.2", "0.1, 0.3")),
         (["--probes", "none"], ("--probes none", "probes.csv")),
+        (["--probes", "/probes"], ("--probes /probes",)),
+        (["--probes", "../probes"], ("--probes ../probes",)),
         (["--x", "step", "--times", "0.1"], ("--times", "--x layer")),
     ],
 )
@@ -159,7 +161,15 @@ def test_runs_without_probes_and_at_other_noise_levels_are_refused(arms, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "text", ["", "layer,name,kind,t,test_accuracy\n", "layer,t\n0,x\n", "layer,name,t,a\n0,b,0.1,1e30\n"]
+    "text",
+    [
+        "",
+        "layer,name,kind,t,test_accuracy\n",
+        "layer,t\n0,x\n",
+        "layer,name,t,a\n0,b,0.1,1e30\n",
+        "layer,name,t,a\n0,b,0.1,1\n0,b,0.3,1\n1,c,0.1,1\n",
+        "layer,name,t,a\n0,b,0.1,1\n0,b,0.1,1\n",
+    ],
 )
 def test_a_damaged_table_is_refused(arms, tmp_path, monkeypatch, capsys, text):
     (arms[0] / "probes_180" / "probes.csv").write_text(text)

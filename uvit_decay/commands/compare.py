@@ -13,6 +13,7 @@ from uvit_decay.runtime.files import check_writable, claim_paths
 from uvit_decay.runtime.progress import track
 
 if TYPE_CHECKING:
+    from uvit_decay.compare.report import Groups
     from uvit_decay.compare.runs import Run
 
 TRAINING = ("step", "epoch", "images")  # values of --x that are no options
@@ -53,8 +54,8 @@ def compare(
         raise UserError(f"--probes, --layers and --times are for --x layer, not for --x {x}")
     spreadsheet = _check_outputs(out)
 
-    from uvit_decay.compare import figures, report
-    from uvit_decay.compare.baseline import compare_with_baseline
+    from uvit_decay.compare import report
+    from uvit_decay.compare.baseline import ARM, compare_with_baseline, describe_arms
     from uvit_decay.compare.differences import remarks
 
     loaded = _read_runs(runs, chosen if x == LAYER else None)
@@ -64,18 +65,16 @@ def compare(
     differences = compare_with_baseline(groups, baseline) if baseline is not None else []
     with claim_paths(out, spreadsheet):
         report.save_csv(spreadsheet, names, table, differences)
-        if x in TRAINING:
-            figures.save_curves(out, names[0], groups, x, ranked)
-        elif x == LAYER:
-            figures.save_layers(out, names[0], groups, ranked)
-        else:
-            figures.save_final_values(out, names, groups, options[1], ranked)
+        _save_figure(out, names, groups, ranked, x, options)
     print(f"{report.markdown(names, table)}\n")
     for line in _explain(loaded, ranked):
         print(line)
     if differences:
         print(f"\n{report.markdown(names, differences, 'pairs')}\n")
         print(f"Differences from {baseline}, of runs of one seed: mean +- standard error over pairs.")
+    if names == [ARM]:
+        for line in describe_arms(groups):
+            print(line)
     for remark in remarks(loaded, *options):
         print(f"remark: {remark}", file=sys.stderr)
     print(f"wrote {out} and {spreadsheet.name}")
@@ -89,6 +88,18 @@ def _check_outputs(out: Path) -> Path:
     for path in (out, spreadsheet):
         check_writable(path)
     return spreadsheet
+
+
+def _save_figure(out: Path, names: Sequence[str], groups: Groups, ranked: str, x: str, options: Sequence[str]) -> None:
+    """Draw the groups over training, over the layers, or over the second of the options."""
+    from uvit_decay.compare import figures
+
+    if x in TRAINING:
+        figures.save_curves(out, names[0], groups, x, ranked)
+    elif x == LAYER:
+        figures.save_layers(out, names[0], groups, ranked)
+    else:
+        figures.save_final_values(out, names, groups, options[1], ranked)
 
 
 def _explain(loaded: Sequence[Run], rank: str) -> Iterator[str]:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
-from uvit_decay.compare.differences import ABOUT_ONE_RUN, SEED
+from uvit_decay.compare.differences import SEED, is_about_one_run
 from uvit_decay.compare.report import COLUMNS, Groups, Row, Spread
 from uvit_decay.compare.runs import Run, group_runs
 from uvit_decay.runs.history import NUMBERED
@@ -46,11 +46,22 @@ def options_of_arms(groups: Groups) -> list[str]:
         for run in runs:
             names.update(run.options)
     defining = []
-    for name in sorted(names.difference(ABOUT_ONE_RUN)):
+    for name in sorted(names):
+        if is_about_one_run(name):
+            continue
         within = [{repr(run.options.get(name)) for run in runs} for runs in groups.values()]
         if all(len(values) == 1 for values in within) and len(set.union(*within)) > 1:
             defining.append(name)
     return defining
+
+
+def describe_arms(groups: Groups) -> Iterator[str]:
+    """Yield a line for each option that defines the arms: all of them, so that an unwanted difference is seen."""
+    for name in options_of_arms(groups):
+        values = []
+        for (arm,), runs in groups.items():
+            values.append(f"{runs[0].options.get(name, 'absent')} in {arm}")
+        yield f"{name} differs between the arms: {', '.join(values)}"
 
 
 def compare_with_baseline(groups: Groups, baseline: str) -> list[Row]:
@@ -61,8 +72,10 @@ def compare_with_baseline(groups: Groups, baseline: str) -> list[Row]:
         baseline: label of the baseline, one of `groups`.
 
     Raises:
-        UserError: an arm has no seed in common with the baseline.
+        UserError: an arm has no seed in common with the baseline, or there is no other arm.
     """
+    if len(groups) == 1:
+        raise UserError(f"--baseline {baseline}: all runs are {baseline}, there is nothing to compare with it")
     plain = _group_by_seed(groups[(baseline,)])
     table = []
     for labels, runs in groups.items():
@@ -80,7 +93,7 @@ def compare_with_baseline(groups: Groups, baseline: str) -> list[Row]:
             values = [_mean(by_seed[seed], key) - _mean(plain[seed], key) for seed in seeds]
             differences[key] = Spread.of(values)
         pairs = [run for seed in seeds for run in by_seed[seed]]
-        table.append(Row(labels, pairs, differences))
+        table.append(Row(labels, pairs, differences, len(seeds)))
     return table
 
 

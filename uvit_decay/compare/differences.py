@@ -12,6 +12,7 @@ from uvit_decay.runs.history import GENERATION, PROBES
 SEED = "seed_everything"
 COLLAPSED = 0.95  # share of the mean
 ABOUT_ONE_RUN = (SEED, "model.seed", "data.seed", "ckpt_path")  # differ from run to run
+LOGGERS = "trainer.logger"  # the options that begin so do, too
 
 
 def remarks(runs: Sequence[Run], *options: str) -> Iterator[str]:
@@ -23,13 +24,18 @@ def remarks(runs: Sequence[Run], *options: str) -> Iterator[str]:
     yield from _find_duplicates(runs, options)
 
 
+def is_about_one_run(name: str) -> bool:
+    """Return whether an option, such as the seed, differs from run to run and is no setting that is compared."""
+    return name in ABOUT_ONE_RUN or name.startswith(LOGGERS)
+
+
 def _compare_settings(runs: Sequence[Run], options: Sequence[str]) -> Iterator[str]:
     """Yield a line for each other option whose value differs between the runs."""
     names: set[str] = set()
     for run in runs:
         names.update(run.options)
-    for name in sorted(names.difference(options, ABOUT_ONE_RUN)):
-        if name.startswith("trainer.logger"):
+    for name in sorted(names.difference(options)):
+        if is_about_one_run(name):
             continue
         values = {}
         for run in runs:

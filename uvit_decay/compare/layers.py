@@ -82,6 +82,8 @@ class ChosenProbes:
     def _find(self, run: Path) -> Path:
         """Return the table of scores."""
         if self.probes is not None:
+            if Path(self.probes).is_absolute() or ".." in Path(self.probes).parts:
+                raise UserError(f"--probes {self.probes}: give the name of a folder that is in each of the run folders")
             table = run / self.probes / PROBE_TABLE
             if not table.exists():
                 raise UserError(f"--probes {self.probes}: {run / self.probes} has no {PROBE_TABLE}")
@@ -100,7 +102,7 @@ class ChosenProbes:
     def _choose_times(self, rows: Sequence[_Row], table: Path) -> tuple[float, ...]:
         """Return the chosen noise levels."""
         known = sorted({row.t for row in rows})
-        chosen = known if self.times is None else sorted(self.times)
+        chosen = known if self.times is None else sorted(set(self.times))
         for t in chosen:
             if t not in known:
                 raise UserError(f"--times {t:g}: {table} has {', '.join(f'{level:g}' for level in known)}")
@@ -138,6 +140,10 @@ def _read_rows(table: Path) -> list[_Row]:
             rows.append(_Row(int(line["layer"]), line["name"], float(line["t"]), scores))
     if not rows:
         raise UserError(f"{table} is damaged: it has no rows")
+    places = {(row.layer, row.t) for row in rows}
+    grid = len({row.layer for row in rows}) * len({row.t for row in rows})
+    if len(rows) != grid or len(places) != grid:
+        raise UserError(f"{table} is damaged: it has {len(rows)} rows of {grid} layers and noise levels")
     return rows
 
 

@@ -100,15 +100,34 @@ UNKNOWN = Spread(math.nan, math.nan)
 
 
 class Row(NamedTuple):
-    """A row of the table: a label for each option, its runs, and `cells`: keys of COLUMNS -> values."""
+    """A row of the table: a label for each option, its runs, and `cells`: keys of COLUMNS -> values.
+
+    `count` is the number of runs or pairs of the row; a cell has fewer values if some of them lack it.
+    """
 
     labels: tuple[str, ...]
     runs: Sequence[Run]
     cells: Mapping[str, Spread]
+    count: int
 
     def cell(self, key: str) -> Spread:
         """Return the value in the column `key`; UNKNOWN if the row has no such value."""
         return self.cells.get(key, UNKNOWN)
+
+    def format(self, key: str, sign: str = "", error: bool = False) -> str:
+        """Return a value as text, with its number of runs or pairs in parentheses if these are not all of the row.
+
+        Args:
+            key: the column.
+            sign: see `Spread.format`.
+            error: see there.
+        """
+        cell = self.cell(key)
+        _, decimals = COLUMNS[key]
+        text = cell.format(decimals, sign, error)
+        if 0 < cell.n < self.count:
+            return f"{text} ({cell.n})"
+        return text
 
 
 def rows(groups: Groups, rank: str = ENTROPY) -> list[Row]:
@@ -126,10 +145,10 @@ def rows(groups: Groups, rank: str = ENTROPY) -> list[Row]:
         for key in COLUMNS:
             cells[key] = Spread.of([result.get(key, math.nan) for result in results])
         cells |= _correlations(runs, rank)
-        table.append(Row(labels, runs, cells))
+        table.append(Row(labels, runs, cells, len(runs)))
     every_run = list_runs(groups)
     empty = [""] * (len(labels) - 1)
-    table.append(Row(("all", *empty), every_run, _correlations(every_run, rank)))
+    table.append(Row(("all", *empty), every_run, _correlations(every_run, rank), len(every_run)))
     return table
 
 
@@ -207,13 +226,12 @@ def markdown(options: Sequence[str], table: Sequence[Row], counted: str = "runs"
     for row in table:
         if counted == "runs" and not any(row.cell(key).is_known for key in shown):
             continue  # the last row, without correlations
-        cells = [*row.labels, str(len(row.runs))]
+        cells = [*row.labels, str(row.count)]
         for key in shown:
-            _, decimals = COLUMNS[key]
             if counted == "pairs":
-                cells.append(row.cell(key).format(decimals, sign="+", error=True))
+                cells.append(row.format(key, sign="+", error=True))
             else:
-                cells.append(row.cell(key).format(decimals))
+                cells.append(row.format(key))
         lines.append(_markdown_row(cells))
     return "\n".join(lines)
 
@@ -237,17 +255,17 @@ def save_csv(path: Path, options: Sequence[str], table: Sequence[Row], differenc
     for key in COLUMNS:
         header += [f"{key}_mean", f"{key}_std"]
         if differences:
-            header += [f"{key}_difference", f"{key}_difference_error"]
+            header += [f"{key}_difference", f"{key}_difference_error", f"{key}_pairs"]
     writer.writerow([*header, "measured"])
     paired = {row.labels: row for row in differences}
     for row in table:
-        line = [*row.labels, len(row.runs), last_steps(row.runs)]
+        line = [*row.labels, row.count, last_steps(row.runs)]
         for key in COLUMNS:
             cell = row.cell(key)
             line += [_format_known(cell.mean), _format_known(cell.std)]
             if differences:
                 difference = paired[row.labels].cell(key) if row.labels in paired else UNKNOWN
-                line += [_format_known(difference.mean), _format_known(difference.error)]
+                line += [_format_known(difference.mean), _format_known(difference.error), difference.n or ""]
         writer.writerow([*line, describe_metrics(row.runs)])
     with replacing(path) as file:
         file.write(text.getvalue().encode())
