@@ -5,7 +5,7 @@ python docs/output_skip_figure.py runs/NAME/version_0/checkpoints/last.ckpt outp
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
 import matplotlib
@@ -16,7 +16,7 @@ from torch import Tensor
 from uvit_decay.checkpoint import Checkpoint, load
 from uvit_decay.diffusion.prediction import target
 from uvit_decay.nn.output_skip import Coefficients
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.errors import UserError, user_errors
 
 STYLE = Path(__file__).with_name("figures.mplstyle")
 EARLIEST = 0.05  # the coefficients of clean prediction grow without bound towards t = 0
@@ -65,11 +65,15 @@ def draw(checkpoint: Checkpoint) -> Figure:
     return figure
 
 
-def main(checkpoint: str, path: str) -> None:
+def main() -> None:
     """Write the figure of a checkpoint, of its EMA weights if it has them."""
-    with matplotlib.rc_context(fname=STYLE):
-        draw(load(Path(checkpoint))).savefig(path)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("out", type=Path, help="the figure, such as output_skip.png")
+    options = parser.parse_args()
+    with user_errors(), matplotlib.rc_context(fname=STYLE):
+        draw(load(options.checkpoint)).savefig(options.out)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

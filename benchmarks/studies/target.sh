@@ -34,7 +34,7 @@ plain=(--model.net.alpha_min 1.0)
 decay=(--model.net.alpha_min 0.8)
 x=(--model.prediction x --model.weighting velocity)
 no_skips=(--model.net.wiring official)
-muon=(--model.optim.optimizer muon --model.optim.lr 5e-3)
+muon=(--model.optim.optimizer muon --model.optim.lr 5e-3 --model.optim.momentum 0.95)
 output=(--model.net.output_skip learned)
 
 run_target() {

@@ -1,13 +1,19 @@
 """The learned skip from the input to the output: the plain network at the start, its formula, its records."""
 
+import numpy as np
 import pytest
 import torch
+from conftest import run_script, tiny_net, tiny_task, tiny_trainer
 from networks import CONCAT_SIT, SIT, UVIT
+from PIL import Image
+from refusals import find_line
 from torch import nn
 
+from uvit_decay.data import Digits
 from uvit_decay.runtime.instantiate import Spec, build
 
 LEARNED = {"output_skip": "learned"}
+FIGURE = "docs/output_skip_figure.py"
 KINDS = pytest.mark.parametrize("kind", [UVIT, SIT, CONCAT_SIT], ids=lambda kind: kind.name)
 
 
@@ -75,3 +81,17 @@ def test_it_is_recorded(kind):
     for other, state in ((plain, net), (net, plain)):
         with pytest.raises(RuntimeError, match="output_skip"):
             other.load_state_dict(state.state_dict())
+
+
+@pytest.mark.parametrize("prediction", ["eps", "x", "velocity"])
+def test_its_figure_is_drawn(prediction, tmp_path, monkeypatch):
+    task = tiny_task(tiny_net(output_skip="learned"), prediction=prediction)
+    tiny_trainer(tmp_path, max_steps=1).fit(task, Digits(32))
+    run_script(monkeypatch, tmp_path, FIGURE, "checkpoints/last.ckpt", "skip.png")
+    assert np.asarray(Image.open(tmp_path / "skip.png").convert("L")).std() > 10
+
+
+def test_the_figure_of_a_network_without_it_is_one_line(trained, tmp_path, monkeypatch, capsys):
+    with pytest.raises(SystemExit):
+        run_script(monkeypatch, tmp_path, FIGURE, trained, "skip.png")
+    find_line(capsys.readouterr().err, "--model.net.output_skip learned")

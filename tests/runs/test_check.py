@@ -72,6 +72,9 @@ def test_a_constant_run_is_cooled_down_exactly(tmp_path, monkeypatch, capsys):
     allowed = "[model.optim.schedule,model.optim.cooldown]"
     line = refused(capsys, train, monkeypatch, tmp_path, "fit", *cooled)
     find_line(line, "model.optim.schedule constant", "wsd", f"--resume.allow '{allowed}'")
+    early = [*cooled, f"--resume.allow={allowed}", "--trainer.max_steps=6"]
+    line = refused(capsys, train, monkeypatch, tmp_path, "fit", *early)
+    find_line(line, "--model.optim.cooldown 3", "begins at 3", "--trainer.max_steps 7")
     train(monkeypatch, tmp_path, "fit", *cooled, f"--resume.allow={allowed}")
     ends = []
     for folder in (tmp_path / "whole" / "runs", tmp_path / "runs"):

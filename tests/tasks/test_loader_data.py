@@ -5,11 +5,12 @@ import torch
 from conftest import Losses, tiny_net, tiny_task, tiny_trainer
 from small_mae import mae_task
 from small_vit import fine_tuning
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from uvit_decay.callbacks import EMA, LinearProbes, Preview
 from uvit_decay.checkpoint import load
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.tasks import DiffusionTask, Optimization
 
 
 def loader(images=None, labels=None, batch_size=16):
@@ -46,6 +47,27 @@ def test_noise_and_times_are_those_of_the_place_in_the_global_batch(tmp_path):
         found[parts] = torch.cat(seen)
     assert torch.equal(found[1], torch.arange(32))
     assert torch.equal(found[2], torch.arange(32))
+
+
+class Stream(IterableDataset):
+    """Images whose number nobody knows before."""
+
+    def __iter__(self):
+        yield from zip(torch.zeros(32, 1, 8, 8), torch.arange(32) % 10, strict=True)
+
+
+def test_a_loader_of_unknown_length_has_no_end_and_a_schedule_needs_one(tmp_path):
+    stream = DataLoader(Stream(), batch_size=16)
+    for schedule in ({"schedule": "cosine"}, {"schedule": "wsd", "cooldown": 2}):
+        task = DiffusionTask(tiny_net(), optim=Optimization(1e-3, warmup_steps=1, **schedule))
+        with pytest.raises(UserError, match=r"--trainer\.max_steps$"):
+            tiny_trainer(tmp_path, max_epochs=2, max_steps=-1).fit(task, stream)
+        trainer = tiny_trainer(tmp_path, max_steps=4)
+        trainer.fit(task, stream)
+        assert trainer.callback_metrics["train/lr"] > 0
+    trainer = tiny_trainer(tmp_path, max_epochs=2, max_steps=-1)
+    trainer.fit(tiny_task(), stream)
+    assert trainer.global_step == 4
 
 
 def test_bytes_and_images_without_labels_are_taken(tmp_path):

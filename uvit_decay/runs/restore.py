@@ -19,6 +19,7 @@ from uvit_decay.runs.finish import finish
 from uvit_decay.runs.folder import find_previous_run, run_folder
 from uvit_decay.runs.history import HISTORIES, METRICS
 from uvit_decay.runs.log import keep_rows
+from uvit_decay.runtime.errors import UserError
 
 
 @runtime_checkable
@@ -69,6 +70,7 @@ def _restore_position(contents: dict[str, Any], card: ModelCard, task: Lightning
     epoch, total = run_length(trainer)
     if trainer.state.fn == "fit":
         changes = describe_changes(contents, card, task, data)
+        _check_cooldown(contents, task, total)
         if changes:
             rank_zero_info(f"other settings than in the checkpoint: {changes}")
         # 3. At the end of the run, only results that a killed program lacks are left to do.
@@ -77,6 +79,25 @@ def _restore_position(contents: dict[str, Any], card: ModelCard, task: Lightning
             finish(trainer, step, f"--trainer.{flag}")
     restore_counters(contents, trainer, epoch, data.micro_batches)
     return contents.get("images_seen", step * data.batch_size)
+
+
+def _check_cooldown(contents: dict[str, Any], task: LightningModule, total: float) -> None:
+    """Raise a UserError if a cool-down that the run of the checkpoint did not have would have begun before it.
+
+    The learning rate would fall at once, and the run would end as no run with this schedule from the beginning does.
+    """
+    step = contents["global_step"]
+    optim = task.optim
+    before = contents.get("settings", {})
+    if optim.schedule != "wsd" or "model.optim.schedule" not in before:
+        return
+    is_new = before["model.optim.schedule"] != "wsd" or before.get("model.optim.cooldown") != optim.cooldown
+    begins = total - optim.cooldown
+    if is_new and step > begins:
+        raise UserError(
+            f"the checkpoint is of step {step}, but --model.optim.cooldown {optim.cooldown} begins at {begins:g}: set "
+            f"--trainer.max_steps {step + optim.cooldown} or more"
+        )
 
 
 def continue_histories(trainer: Trainer, step: int) -> None:

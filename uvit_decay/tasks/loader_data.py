@@ -65,6 +65,8 @@ class LoaderData:
         """Return the optimizer steps of an epoch and of the whole run; both may be infinite."""
         self._set_up_loader()
         total = self.trainer.estimated_stepping_batches
+        if total < 0:  # Lightning's -1: the loader does not tell its length, and only epochs are limited
+            total = math.inf
         epoch = self.trainer.num_training_batches / self.micro_batches
         if not math.isinf(epoch):
             epoch = math.ceil(epoch)

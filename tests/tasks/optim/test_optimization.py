@@ -138,9 +138,19 @@ def test_wsd_is_constant_until_its_last_steps():
     assert factors[:16] == [constant.factor(step, 20) for step in range(16)]
     assert factors[16:] == pytest.approx([0.82, 0.64, 0.46, 0.28, 0.1])
     wsd.check_length(9, 1)
-    for total, words in ((8, ("--model.optim.cooldown 5", 8)), (math.inf, ("wsd", "--trainer.max_steps"))):
+    refused = [(8, 1, ("--model.optim.cooldown 5", 8)), (4, 1, ("--model.optim.warmup_steps",))]
+    refused += [(math.inf, epoch, ("wsd", "--trainer.max_steps")) for epoch in (1, math.inf)]
+    for total, epoch, words in refused:
         with raises_user_error(words):
-            wsd.check_length(total, 1)
+            wsd.check_length(total, epoch)
+
+
+def test_a_cool_down_does_not_end_above_the_rate():
+    Optimization(1e-3, schedule="cosine", min_lr=1e-3).check_end(32)
+    Optimization(1e-3, min_lr=1.0).check_end(32)
+    for options in ({"lr": 1e-3, "schedule": "cosine"}, {"blr": 8e-3, "schedule": "wsd", "cooldown": 2}):
+        with raises_user_error("--model.optim.min_lr 0.002", 0.001):
+            Optimization(min_lr=2e-3, **options).check_end(32)
 
 
 def test_blr_is_scaled_by_the_global_batch():

@@ -132,14 +132,26 @@ class Optimization:
         if self.schedule == "constant":
             return
         if math.isinf(total):
-            raise UserError(
-                f"the {self.schedule} schedule needs an end: set --trainer.max_steps or --trainer.max_epochs"
-            )
-        constant = total - self.warmup(epoch)
+            flags = "--trainer.max_steps"
+            if not math.isinf(epoch):
+                flags += " or --trainer.max_epochs"
+            raise UserError(f"the {self.schedule} schedule needs an end: set {flags}")
+        warmup = self.warmup(epoch)
+        constant = total - warmup
         if self.cooldown is not None and self.cooldown > constant:
+            lower = self.warmup_flag if constant < 1 else "it"
             raise UserError(
                 f"--model.optim.cooldown {self.cooldown}: a run of {total:g} steps has {max(constant, 0):g} after the "
-                "warm-up; lower it, or train longer"
+                f"warm-up of {warmup:g}; lower {lower}, or train longer"
+            )
+
+    def check_end(self, batch_size: int) -> None:
+        """Raise a UserError if the rate at the end of the schedule is above that after the warm-up."""
+        rate = self.rate(batch_size)
+        if self.schedule != "constant" and self.min_lr > rate:
+            raise UserError(
+                f"--model.optim.min_lr {self.min_lr:g} is above the learning rate {rate:g}: lower it, or raise "
+                f"{self.lr_flag}"
             )
 
     def _check_optimizer(self) -> None:
