@@ -185,16 +185,16 @@ def syncs(setting: Setting, pictures: Path) -> list[Row]:
 
 
 def run_flags(setting: Setting, pictures: Path, runs: Path, minutes: float) -> list[str]:
-    """Return the flags of a U-ViT-S/2 run of some minutes that looks for its checkpoint.
+    """Return the flags of a U-ViT-S/2 run of some minutes that looks for its checkpoint, not compiled.
 
-    Where quick, it is a small run of a hundred steps.
+    A compilation could take longer than these minutes. Where quick, it is a small run of a hundred steps.
     """
     callbacks = [{"class_path": f"uvit_decay.callbacks.{name}"} for name in ("EMA", "Summary", "LastCheckpoint")]
     callbacks[-1] |= {"init_args": {"every_n_steps": setting.size(5, 100, 5)}}
     flags = [
         *("--config", CONFIG, f"--data.path={pictures}", f"--trainer.logger.save_dir={runs}", "--ckpt_path=auto"),
         *("--trainer.accelerator", setting.device.type, "--trainer.devices=1"),
-        *("--trainer.callbacks", json.dumps(callbacks), "--trainer.enable_progress_bar=false"),
+        *("--trainer.callbacks", json.dumps(callbacks), "--trainer.enable_progress_bar=false", "--model.compile=false"),
     ]
     if not setting.quick:
         return [*flags, "--trainer.max_time", json.dumps({"minutes": minutes})]
@@ -315,12 +315,18 @@ def main(arguments: list[str] | None = None) -> None:
         if setting.on_gpu:
             results.keep("Where the host waits for the GPU", syncs(setting, pictures))
         pause = 0 if options.quick else PAUSE * run_minutes
-        results.keep("A run that was killed and resumed", [killed_and_resumed(flags, runs, pause)])
+        failures = []  # they do not keep the speeds from being measured
+        try:
+            results.keep("A run that was killed and resumed", [killed_and_resumed(flags, runs, pause)])
+        except UserError as error:
+            failures.append(str(error))
         if subprocess.run([sys.executable, "-m", "uvit_decay", "doctor", *flags_of_doctor]).returncode:
-            raise UserError("the doctor found errors, see above")
+            failures.append("the doctor found errors, see above")
         left = options.minutes - (time.monotonic() - start) / 60
         results.keep("Training steps in bf16", speed(setting, left))
     print(f"\n{time.monotonic() - start:.0f} s; {options.out.with_suffix('.json')}")
+    if failures:
+        raise UserError("; ".join(failures))
 
 
 if __name__ == "__main__":

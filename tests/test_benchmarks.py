@@ -3,6 +3,7 @@
 import csv
 import json
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from PIL import Image
 from refusals import find_line, raises_user_error
 
 from uvit_decay.nn import UViT
+from uvit_decay.runtime.errors import UserError
 
 FIELDS = {
     *("case", "precision", "compiled", "batch", "pairs", "seconds", "plain_seconds", "ratio", "flops", "mfu"),
@@ -167,6 +169,20 @@ def test_a_gpu_is_tried_in_one_command(tmp_path, capfd, exhaustive):
     said = capfd.readouterr().out
     assert "0 errors" in said
     assert set((tmp_path / "gpu.md").read_text().splitlines()) <= set(said.splitlines())
+
+
+def test_a_part_that_fails_on_a_gpu_leaves_the_others(tmp_path, monkeypatch):
+    from benchmarks import gpu
+
+    def fail(*_):
+        raise UserError("training ended with exit code 3")
+
+    monkeypatch.setattr(gpu, "killed_and_resumed", fail)
+    monkeypatch.setattr(gpu.subprocess, "run", lambda command: SimpleNamespace(returncode=2))
+    with raises_user_error("exit code 3", "doctor"):
+        gpu.main(["--device", "cpu", "--quick", "--minutes", "0.0001", "--out", str(tmp_path / "gpu")])
+    rows = json.loads((tmp_path / "gpu.json").read_text())["Training steps in bf16"]
+    assert {row["note"] for row in rows} == {"no time left"}
 
 
 def test_no_gpu_is_one_line(monkeypatch):
