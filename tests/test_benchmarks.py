@@ -5,12 +5,15 @@ import json
 import warnings
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from cifar_files import write_cifar
 from conftest import ROOT
 from PIL import Image
 from refusals import find_line, raises_user_error
 
+from uvit_decay.data import CIFAR10
 from uvit_decay.nn import UViT
 from uvit_decay.runtime.errors import UserError
 
@@ -298,3 +301,20 @@ def test_the_tables_of_arms_have_the_columns_that_are_read():
                 assert tuple(next(csv.reader(file))) == header
     found = target.read_statistics(target.TABLES, target.ACCURACY, 2000)
     assert found["v_skips"]["0"] == pytest.approx(41.98)
+
+
+def test_cifar10_is_written_as_the_class_folders_that_studies_read(tmp_path, monkeypatch):
+    from benchmarks.studies.cifar10_folders import main
+
+    (tmp_path / "data").mkdir()
+    write_cifar(CIFAR10, tmp_path / "data", monkeypatch)
+    main(["--data", str(tmp_path / "data"), "--out", str(tmp_path)])
+    official = CIFAR10(tmp_path / "data", batch_size=1)
+    official.setup()
+    for split, images in (("train", official.train), ("test", official.test)):
+        files = sorted((tmp_path / f"cifar10-{split}").rglob("*.png"), key=lambda path: path.name)
+        assert [path.stem for path in files] == [f"{number:05d}" for number in range(len(images))]
+        pixels, labels = images[list(range(len(images)))]
+        assert [path.parent.name for path in files] == [official.class_names[label] for label in labels]
+        read = np.stack([np.asarray(Image.open(path)) for path in files])
+        assert np.array_equal(read, pixels.permute(0, 2, 3, 1).numpy())

@@ -20,7 +20,7 @@ arm() {  # NAME FLAGS...: with the present seed, unless it is in the table
     shift
     grep -qs "^$name,$seed,$steps," "$tables/arms.csv" && return
     python train.py fit --config benchmarks/studies/small_sit.yaml --data.path "$train" --model.optim.lr 2e-3 \
-        --trainer.precision 32-true --trainer.max_steps "$steps" --seed_everything "$seed" \
+        --trainer.max_steps "$steps" --seed_everything "$seed" \
         --trainer.logger.experiment "${name}_s$seed" --ckpt_path auto "$@"
     folder=$(ls -td "runs/${name}_s$seed"/version_*/ | head -n 1)
     python evaluate.py probe --data "$train" --test "$test" --max-train 8000 --max-test 5000 --times 0.1,0.3 \
