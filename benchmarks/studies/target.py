@@ -140,22 +140,26 @@ def find_gains(found: ByArm) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def print_arms(tables: Path, steps: int) -> None:
-    """Print every measurement of each arm, by seed."""
+    """Print every measurement of each arm: a value for each seed in ascending order, `-` where it is missing."""
     accuracies = read_statistics(tables, ACCURACY, steps)
     columns = [  # values and their number of decimals
         (accuracies, 1),
-        (read_column(tables, ACCURACY, "loss", steps), 4),
         (read_statistics(tables, NOISE_SHARE, steps), 1),
+        (read_column(tables, ACCURACY, "loss", steps), 4),
         (read_column(tables, SAMPLES, "fd", steps), 1),
         (read_column(tables, SAMPLES, "label_consistency", steps), 3),
     ]
-    print("| arm | accuracy by seed, % | loss | noise share, % | FD of samples | label consistency |")
+    seeds = sorted({seed for by_seed in accuracies.values() for seed in by_seed})
+    print(
+        f"| arm, seeds {', '.join(seeds)} | accuracy, % | noise share, % | loss | FD of samples | label consistency |"
+    )
     print("| --- | --- | --- | --- | --- | --- |")
     for arm in accuracies:
-        cells = [arm]
+        cells = [f"`{arm}`"]
         for column, places in columns:
-            values = sorted(column.get(arm, {}).items())
-            cells.append(", ".join(f"{seed}: {value:.{places}f}" for seed, value in values))
+            found = column.get(arm, {})
+            values = [f"{found[seed]:.{places}f}" if seed in found else "-" for seed in seeds]
+            cells.append(", ".join(values) if found else "-")
         print(f"| {' | '.join(cells)} |")
 
 
