@@ -217,7 +217,7 @@ def draw(tables: Path, steps: int, out: Path) -> None:
         for row, (wiring, words) in zip(rows, WIRINGS.items(), strict=True):
             for axes, (table, name) in zip(row, PANELS.items(), strict=False):
                 draw_depth(axes, tables, table, wiring, steps)
-                if row is rows[0]:
+                if axes.get_subplotspec().is_first_row():
                     axes.set_title(name, fontsize=10)
             draw_gains(row[2], gains[f"decay, {words}"])
             row[0].set_ylabel(words)
