@@ -33,7 +33,6 @@ RANKS = ("spectrum_entropy", "effective_rank_exp")
 TEST = "test_accuracy"
 NOISE_SHARE = "noise_share"
 PROBES_PICTURE, NOISE_SHARE_PICTURE, CKNNA_PICTURE = "probes.png", "noise_share.png", "cknna.png"
-PICTURES = (PROBES_PICTURE, NOISE_SHARE_PICTURE, CKNNA_PICTURE)
 BEST_ON_TEST = "best_on_test_accuracy"
 
 
@@ -223,16 +222,22 @@ class Grid:
                 report["best"] = self.summary()
             report |= {"protocol": {**self.protocol, **metadata}, "cells": cells}
             write_json(folder / PROBE_REPORT, report)
-        for name in PICTURES:
-            (folder / name).unlink(missing_ok=True)
-        if self.classified:
+        drawn = {
+            PROBES_PICTURE: self.classified,
+            NOISE_SHARE_PICTURE: NOISE_SHARE in self.scores,
+            CKNNA_PICTURE: "cknna" in self.scores,
+        }
+        for name, is_drawn in drawn.items():
+            if not is_drawn:
+                (folder / name).unlink(missing_ok=True)
+        if drawn[PROBES_PICTURE]:
             title = f"{what}: test accuracy in %, probe protocol {self.protocol['protocol']}"
             title += f"; framed: best on {'test' if self.best_is_on_test else 'held-out'} images"
             self._heat_map(folder / PROBES_PICTURE, TEST, title, self.best())
-        if NOISE_SHARE in self.scores:
+        if drawn[NOISE_SHARE_PICTURE]:
             title = f"{what}: noise share in %, {self._noise_size()}"
             self._heat_map(folder / NOISE_SHARE_PICTURE, NOISE_SHARE, title)
-        if "cknna" in self.scores:
+        if drawn[CKNNA_PICTURE]:
             about = self.protocol["reference"]
             settings = f"k {about['neighbours']}, {about['images']} images, times 100; framed: largest"
             title = f"CKNNA of {what} with {about['checkpoint']}, {settings}"
