@@ -91,6 +91,13 @@ def test_statistics_stand_in_for_the_reference(forms, tmp_path, monkeypatch, cap
     for name in ("kid", "prc"):
         find_line(remarks, "remark", name, "statistics")
     assert values(tmp_path, "images.json")["fd"] == pytest.approx(values(tmp_path, "stats.json")["fd"], rel=1e-12)
+    np.savez(tmp_path / "few.npz", arr_0=np.load(forms / "array.npz")["arr_0"][:30])
+    evaluate(monkeypatch, tmp_path, "statistics", "few.npz", "--features", "digits", "--out", "few_stats.npz")
+    few = [*base, "--reference", "few_stats.npz"]
+    find_line(refused(monkeypatch, tmp_path, capsys, *few), "30 images", 65)
+    capsys.readouterr()
+    evaluate(monkeypatch, tmp_path, *few, "--allow-few")
+    find_line(capsys.readouterr().err, "30 reference images", "64 features")
 
 
 def test_a_checkpoint_is_evaluated_as_it_samples(trained, tmp_path, monkeypatch):

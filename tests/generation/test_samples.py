@@ -2,13 +2,14 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import refused, sample
+from conftest import ROOT, refused, sample
 from PIL import Image
-from refusals import find_line
+from refusals import find_line, raises_user_error
 
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.evaluation.image_sources import GeneratedImages
@@ -44,6 +45,18 @@ def test_images_are_a_source_that_says_what_it_is(trained, options):
     some = Samples.from_options(trained, options("--classes", "1,2", "--weights", "raw"))
     assert some.metadata()["labels"] == "classes 1,2 in turn"
     assert some.name == "raw_dpm++4_w2_seed0_classes1-2"
+
+
+def test_a_bundled_checkpoint_is_found_from_any_folder(options, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    name = Path("checkpoints/digits.safetensors")
+    assert Samples.from_options(name, options()).file == ROOT / name
+
+
+@pytest.mark.parametrize("flags", [["--guidance-interval", "0.1,0.6"], ["--guidance-channels", "1"]])
+def test_where_to_guide_without_guidance_is_refused(trained, options, flags):
+    with raises_user_error(flags[0], "--guidance"):
+        Samples.from_options(trained, options("--guidance", "1", *flags))
 
 
 @pytest.mark.parametrize("classes", [[], ["--classes", "7,2,5"]])

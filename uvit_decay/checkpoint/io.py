@@ -271,9 +271,7 @@ def read(path: Path, weights: Weights | None) -> StoredModel:
 
     If checkpoints/digits.safetensors does not exist in the working directory, the bundled copy is read.
     """
-    path = Path(path)
-    if not path.exists():
-        path = or_bundled(path)
+    path = or_bundled(path)
     file = weights_file(path)
     stored = _read_exported(file) if file.suffix == ".safetensors" else _read_training(file, weights)
     if file != path:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from uvit_decay.evaluation.image_sources import ImageSource
+    from uvit_decay.runtime.precision import Precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,7 @@ class ProbedOptions:
             pixels:32x32x3.
         data: digits, cifar10, cifar100, a configuration, or class folders; default: its own.
         test: test images beside class folders; default: a tenth is held out.
-        precision: of the network; part of names and reports of probes unless float32; default: tf32 on CUDA GPUs,
+        precision: of the network; part of names and reports unless float32; default: tf32 on CUDA GPUs,
             float32 elsewhere.
     """
 
@@ -75,9 +76,7 @@ def probe(
         about = {**network.about, **describe_data(data, network.fingerprint)}
         check_probed(network.net, network.path, data, probing)
         precision = chosen_precision(probed.precision, device)
-        name = f"{network.name}-{data.name}{probed.test_suffix}{probing.name}"
-        if precision != "float32":
-            name += f"-{precision}"
+        name = f"{network.name}-{data.name}{probed.test_suffix}{probing.name}{_suffix(precision)}"
         reference = None
         if protocol.needs_reference:
             reference = open_reference(network, probing, alignment, loading.trust, device, precision)
@@ -97,6 +96,11 @@ def probe(
                 grid.save(out, network.title, about)
                 print(grid.text(network.about["weights"]))
                 print(f"wrote {out}")
+
+
+def _suffix(precision: Precision) -> str:
+    """Return the ending of a report's default name for a precision; float32 has none."""
+    return "" if precision == "float32" else f"-{precision}"
 
 
 def classify(
@@ -119,10 +123,11 @@ def classify(
         network = open_network(probed.ckpt, loading)
         data = open_probed_data(network, probed.data, probed.test)
         classifying = Classifying(network, data, classification)
-        name = f"{network.name}-{data.name}{probed.test_suffix}{classification.name}.json"
+        precision = chosen_precision(probed.precision, device)
+        name = f"{network.name}-{data.name}{probed.test_suffix}{classification.name}{_suffix(precision)}.json"
         out = out or Path("classify", name)
         with claim_outputs(out, processes=processes):
-            report = classifying.report(device, chosen_precision(probed.precision, device), processes)
+            report = classifying.report(device, precision, processes)
             if report is not None:
                 write_json(out, report)
                 print(format_report(report))

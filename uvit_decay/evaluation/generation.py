@@ -117,9 +117,7 @@ class Comparison:
             return f"{self.extractor.name} has no classifier with named classes"
         if self.samples.labels is None:
             return f"{self.samples.name} has no labels"
-        # The labels of an array are numbers.
-        numbered = _are_numbers(ours) or _are_numbers(theirs)
-        if ours == theirs or (numbered and len(ours) <= len(theirs)):
+        if are_same_classes(ours, theirs):
             return None
         return (
             f"{self.samples.name} has other classes ({_shorten(ours)}) than {self.extractor.name} ({_shorten(theirs)})"
@@ -131,6 +129,14 @@ class Comparison:
         if self.reference is None:
             return 0
         return min(len(self.samples), len(self.reference))
+
+    @property
+    def reference_count(self) -> int | None:
+        """Number of reference images whose statistics are compared; None if their file does not record it."""
+        if self.file is None:
+            return len(self.reference)
+        count = self.file.metadata.get("n")
+        return count if isinstance(count, int) else None
 
     @property
     def reference_name(self) -> str:
@@ -180,19 +186,20 @@ class Comparison:
                 raise UserError(f"{name} needs reference images, but {self.file.path} has only statistics")
             if self.reference is None and metric.compares_with == "statistics" and not self.file.has(metric.needs):
                 raise UserError(f"{name} needs statistics of {metric.needs}, but {self.file.path} has none")
-            self._check_count(name, metric, self.samples)
+            self._check_count(name, metric, self.samples.name, len(self.samples))
             if self.reference is not None and metric.compares_with != "nothing":
-                self._check_count(name, metric, self.reference)
+                self._check_count(name, metric, self.reference.name, len(self.reference))
+            if self.reference_count is not None and metric.compares_with == "statistics":
+                self._check_count(name, metric, self.reference_name, self.reference_count)
 
-    def _check_count(self, name: str, metric: Metric, images: ImageSource) -> None:
-        """Raise a UserError if there are too few images for a metric."""
-        n = len(images)
+    def _check_count(self, name: str, metric: Metric, source: str, n: int) -> None:
+        """Raise a UserError if a source has too few images for a metric."""
         if n < 2:
-            raise UserError(f"{images.name} has {n} images: metrics need 2 or more")
+            raise UserError(f"{source} has {n} images: metrics need 2 or more")
         least = self._least(metric)
         if n < least:
             advice = metric.advice.format(n=n)
-            raise UserError(f"{images.name} has {n} images, but {name} needs {least} or more: {advice}")
+            raise UserError(f"{source} has {n} images, but {name} needs {least} or more: {advice}")
 
     def _least(self, metric: Metric) -> int:
         """Return the least number of images on either side for a metric."""
@@ -298,6 +305,15 @@ class Comparison:
         if self.extractor.accuracy is not None:
             values[CLASSIFIER_ACCURACY] = self.extractor.accuracy
         return values
+
+
+def are_same_classes(ours: Sequence[str], theirs: Sequence[str]) -> bool:
+    """Return whether the classes of samples are those of the other side, in the same order.
+
+    The labels of an array are numbers: they count the other side's classes, and the last ones may be missing.
+    """
+    numbered = _are_numbers(ours) or _are_numbers(theirs)
+    return ours == theirs or (numbered and len(ours) <= len(theirs))
 
 
 def _are_numbers(names: Sequence[str]) -> bool:

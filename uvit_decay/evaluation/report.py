@@ -12,7 +12,7 @@ from torch import Tensor
 
 from uvit_decay.evaluation.extract import SHOWN
 from uvit_decay.evaluation.feature_store import FeatureStore
-from uvit_decay.evaluation.generation import Comparison
+from uvit_decay.evaluation.generation import Comparison, are_same_classes
 from uvit_decay.evaluation.image_sources import ImageSource
 from uvit_decay.evaluation.metric_table import format_title
 from uvit_decay.evaluation.report_html import Ceiling, Neighbours, Report, write_html
@@ -101,7 +101,7 @@ def _print_values(report: Report) -> None:
 
 def build_report(comparison: Comparison, samples: FeatureStore, reference: Reference) -> Report:
     """Return the report of a comparison whose features have been extracted; call it on the first process."""
-    images = torch.cat(list(samples.iterate("images")))[:SHOWN]
+    images = _read_shown(samples)
     names, columns = _choose_columns(comparison.samples)
     full_rows = len(images) // columns * columns
     return Report(
@@ -117,6 +117,18 @@ def build_report(comparison: Comparison, samples: FeatureStore, reference: Refer
     )
 
 
+def _read_shown(samples: FeatureStore) -> Tensor:
+    """Return the first SHOWN images; a store may hold tens of thousands, so only these are read."""
+    parts: list[Tensor] = []
+    count = 0
+    for part in samples.iterate("images"):
+        parts.append(part[: SHOWN - count].clone())
+        count += len(parts[-1])
+        if count == SHOWN:
+            break
+    return torch.cat(parts)
+
+
 def remarks(comparison: Comparison) -> tuple[str, ...]:
     """Return caveats for readers of the values, one sentence each."""
     n = len(comparison.samples)
@@ -125,8 +137,9 @@ def remarks(comparison: Comparison) -> tuple[str, ...]:
     lines = []
     if n < COMPARABLE:
         lines.append(f"{n:,} samples, below {COMPARABLE:,}: not comparable with published numbers")
-    if comparison.options.allow_few and n <= d:
-        lines.append(f"{n:,} samples for {d:,} features: the covariance does not have full rank")
+    for kind, count in (("samples", n), ("reference images", comparison.reference_count)):
+        if comparison.options.allow_few and count is not None and count <= d:
+            lines.append(f"{count:,} {kind} for {d:,} features: the covariance does not have full rank")
     if file is not None and "extractor" not in file.metadata:
         lines.append(f"{file.path.name} does not record the extractor and resize with which it was made")
     if comparison.reference is not None:
@@ -192,7 +205,7 @@ def _measure_coverage(comparison: Comparison, samples: FeatureStore, reference: 
     """Return, per class, the share of reference images that have a sample of the class in their neighbourhood."""
     ours = comparison.samples
     theirs = comparison.reference
-    if reference.store is None or ours.class_names != theirs.class_names:
+    if reference.store is None or ours.labels is None or not are_same_classes(ours.class_names, theirs.class_names):
         return None
     real = reference.tensor("features")
     fake = samples.tensor("features")

@@ -121,7 +121,7 @@ class SamplingOptions(LoadingOptions):
 
     def _find_guide(self, guide: Path) -> Path:
         """Return this file or, if it does not exist, the bundled checkpoint of this name."""
-        path = guide if guide.exists() else or_bundled(guide)
+        path = or_bundled(guide)
         if not path.exists():
             raise UserError(f"--guide {guide}: no such file; give a .ckpt or .safetensors file")
         return path

@@ -21,7 +21,8 @@ from uvit_decay.generation.options import SamplingOptions
 from uvit_decay.images.autoencoder import decoder
 from uvit_decay.images.io import to_uint8
 from uvit_decay.runtime.distributed import cpu_threads, pick_device
-from uvit_decay.runtime.errors import check_whole
+from uvit_decay.runtime.errors import UserError, check_whole
+from uvit_decay.runtime.program import or_bundled
 from uvit_decay.runtime.random import ROWS, list_whole_numbers, uniform
 from uvit_decay.runtime.typed import check_types
 
@@ -89,6 +90,7 @@ class Samples:
         Raises:
             UserError: the checkpoint cannot be read, or does not support the options.
         """
+        file = or_bundled(file)
         checkpoint = load(file, options.weights, options.trust)
         card = checkpoint.card
         model = checkpoint.source(pick_device(options.device, local_rank))
@@ -235,5 +237,12 @@ def _choose_sampling(model: DiffusionModel, card: ModelCard, options: SamplingOp
     if model.guide is not None:  # the checkpoint's own channels and interval are for guidance by the null label
         recommended = replace(recommended, guidance_channels=None, guidance_interval=None)
     sampling = recommended.changed(**options.changes())
+    if sampling.guidance == 1.0:
+        for name in ("guidance_interval", "guidance_channels"):
+            if getattr(options, name) is not None:
+                flag = f"--{name.replace('_', '-')}"
+                raise UserError(
+                    f"{flag} has no effect without guidance: set --guidance, which is 1 here, or leave it out"
+                )
     model.check(sampling)
     return sampling

@@ -116,8 +116,10 @@ def find_bundled(name: str) -> Path:
 
 
 def or_bundled(name: str | Path) -> Path:
-    """Return the bundled file of this name if there is one, otherwise `name` as a path."""
+    """Return `name` as a path if it exists or there is no bundled file of this name, otherwise the bundled file."""
     path = Path(name)
+    if path.exists():
+        return path
     found = find_bundled(path.as_posix())
     return found if found.is_file() and ".." not in path.parts else path
 
