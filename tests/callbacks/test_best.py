@@ -61,9 +61,28 @@ def test_a_run_goes_on_from_the_best_of_validation_and_knows_its_value(tmp_path)
     assert second.value >= first.value
 
 
+def test_the_value_of_the_step_from_which_a_run_resumes_is_known(tmp_path):
+    """Its checkpoint was saved before the validation of that step, which is not repeated."""
+    options = {**VALIDATED, "val_check_interval": 2}
+    first, second = BestCheckpoint("val/loss", "max"), BestCheckpoint("val/loss", "max")
+    fit(tmp_path, first, LastCheckpoint(every_n_steps=2), max_steps=2, **options)
+    checkpoints = tmp_path / "checkpoints"
+    stored = torch.load(checkpoints / "last.ckpt", weights_only=True)["callbacks"][first.state_key]
+    assert stored["step"] < first.step == 2
+    first.value = 1e3  # as if it had been the best by far
+    best = torch.load(checkpoints / "best_val_loss.ckpt", weights_only=True)
+    best["callbacks"][first.state_key]["value"] = first.value
+    torch.save(best, checkpoints / "best_val_loss.ckpt")
+    fit(tmp_path, second, LastCheckpoint(every_n_steps=2), max_steps=4, ckpt_path=checkpoints / "last.ckpt", **options)
+    assert (second.value, second.step) == (1e3, 2)
+    assert step(checkpoints / "best_val_loss.ckpt") == 2
+
+
 def test_what_nothing_measures_is_refused(tmp_path):
     with raises_user_error("GenerationMetrics", "LinearProbes"):
         fit(tmp_path, BestCheckpoint("fd"), max_steps=3)
+    with raises_user_error("val/loss", "validation"):
+        fit(tmp_path, BestCheckpoint("val/loss"), max_steps=3)
     with raises_user_error("val/los", "val/loss"):
         fit(tmp_path, BestCheckpoint("val/los"), max_steps=3, **VALIDATED)
     with raises_user_error("BestCheckpoint"):

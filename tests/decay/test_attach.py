@@ -283,6 +283,31 @@ def test_an_error_in_the_middle_of_a_block_is_forgotten(case):
 
 
 @pytest.mark.parametrize("case", [*MODELS, "torchvision-basic"], indirect=True)
+class Branches(nn.Module):
+    """x + f(x) for branches f that begin with their own norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4)) for _ in range(4))
+
+    def forward(self, x):
+        for branch in self.branches:
+            x = x + branch(x)
+        return x
+
+
+def test_a_branch_may_be_a_single_module():
+    torch.manual_seed(0)
+    model, x = Branches(), torch.randn(2, 4)
+    outputs = []
+    for first in (".0", ""):
+        pairs = [(f"branches.{i}{first}", f"branches.{i}") for i in range(4)]
+        with torch.no_grad(), decay.attach(model, 0.7, pairs=pairs):
+            outputs.append(model(x))
+    assert torch.equal(*outputs)
+    assert not torch.allclose(outputs[0], model(x))
+
+
 def test_named_pairs_are_the_same_as_known_blocks(case):
     with torch.no_grad(), decay.attach(case.model, 0.7) as attached:
         assert f"{len(attached.alphas)} branches, alpha 1 .. 0.7, hooked" in repr(attached)

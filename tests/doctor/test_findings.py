@@ -9,7 +9,7 @@ from conftest import tiny_task, tiny_trainer
 from lightning.pytorch import Trainer
 from refusals import raises_user_error
 
-from uvit_decay.callbacks import EMA, GenerationMetrics, LastCheckpoint, Preview
+from uvit_decay.callbacks import EMA, BestCheckpoint, GenerationMetrics, LastCheckpoint, Preview
 from uvit_decay.commands.checks import check_nodes
 from uvit_decay.data import Digits, Latents
 from uvit_decay.doctor import Finding, Report, Run
@@ -85,6 +85,7 @@ def test_checkpoints_that_stay_are_counted():
     assert count_checkpoints([LastCheckpoint(keep_every_n_steps=100)], 250, 1000) == 1 + 8  # 300 to 1000
     assert count_checkpoints([LastCheckpoint()], 0, math.inf) == 2  # last.ckpt and previous.ckpt
     assert count_checkpoints([LastCheckpoint(100, keep_last=3)], 0, 1000) == 3
+    assert count_checkpoints([BestCheckpoint("fd"), BestCheckpoint("val/loss"), LastCheckpoint()], 0, 1000) == 4
     assert count_checkpoints([], 0, 1000) == 0
 
 

@@ -174,6 +174,15 @@ def test_another_architecture_or_decay_is_refused_with_the_flag(trained, net, me
         task.load_initial()
 
 
+def test_learned_gates_of_another_number_of_tokens_are_refused_with_the_flag(tmp_path):
+    gated = {"skip_scale": "learned"}
+    tiny_trainer(tmp_path, max_steps=1).fit(tiny_task(tiny_net(**gated)), Digits(32))
+    file = tmp_path / "checkpoints" / "last.ckpt"
+    for flag, net in (("num_classes", tiny_net(0, **gated)), ("image_size", tiny_net(image_size=16, **gated))):
+        with raises_user_error(f"--model.net.{flag}"):
+            read_initial(file, net, tiny_task(net).function_spec())
+
+
 def test_other_targets_are_a_warning(trained, start_task):
     _, line = start_task(DiffusionTask(tiny_net(), Linear(), "velocity", init_from=str(trained)), Digits(32))
     warning, said = line.splitlines()

@@ -16,8 +16,9 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay.callbacks.checkpoint import write_atomically
 from uvit_decay.callbacks.periodic import Periodic
+from uvit_decay.checkpoint.io import read_training_checkpoint
 from uvit_decay.runs import history
-from uvit_decay.runs.folder import run_folder
+from uvit_decay.runs.folder import find_previous_run, run_folder
 from uvit_decay.runs.history import CHECKPOINTS, current_name
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.typed import check_types
@@ -39,7 +40,7 @@ class BestCheckpoint(Checkpoint):
         mode: whether the lowest (`min`) or the highest (`max`) value is the best.
 
     Raises:
-        UserError: the metric is not a name; in fit, no callback of the run measures it.
+        UserError: the metric is not a name; in fit, no callback of the run measures it, or the run does not validate.
     """
 
     def __init__(self, metric: str, mode: Literal["min", "max"] = "min") -> None:
@@ -83,8 +84,35 @@ class BestCheckpoint(Checkpoint):
         self._compare(trainer, float(value))
 
     def on_train_start(self, trainer: Trainer, task: LightningModule) -> None:
-        """Compare the measurements at the step from which a run resumes: its checkpoint was saved before them."""
-        self._compare_measurements(trainer)
+        """Take the values at the step from which a run resumes into account: its checkpoint was saved before them."""
+        if not self._is_validated:
+            self._compare_measurements(trainer)
+            return
+        if not trainer.enable_validation:
+            raise UserError(f"BestCheckpoint: this run has no validation, so no {self.metric}: give it test images")
+        self._recall(trainer)
+
+    def _recall(self, trainer: Trainer) -> None:
+        """Take over the best value of a validation that came after the checkpoint from which a run resumes.
+
+        Lightning does not repeat the validation at this step. If its value was the best, the file of the best has it.
+        """
+        state = None
+        previous = find_previous_run(trainer)
+        if previous is not None and trainer.is_global_zero:
+            path = self._file_of(previous)
+            if path.exists():
+                contents = read_training_checkpoint(path, whole=False)
+                found = contents["callbacks"].get(self.state_key)
+                if found is not None and self.step < found["step"] <= trainer.global_step:
+                    state = {**found, "path": str(path)}
+        state = trainer.strategy.broadcast(state)
+        if state is not None:
+            self.load_state_dict(state)
+
+    def _file_of(self, run: Path) -> Path:
+        """Return the checkpoint of the best value in a run folder."""
+        return run / CHECKPOINTS / f"best_{self.metric.replace('/', '_')}.ckpt"
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         if trainer.global_step != self.compared:  # not again at each micro-batch of the next step
@@ -119,7 +147,7 @@ class BestCheckpoint(Checkpoint):
         first = math.isnan(self.value)
         if not math.isfinite(value) or not (better or first) or trainer.fast_dev_run:
             return
-        path = run_folder(trainer) / CHECKPOINTS / f"best_{self.metric.replace('/', '_')}.ckpt"
+        path = self._file_of(run_folder(trainer))
         self.value = value
         self.step = trainer.global_step
         self.path = str(path)

@@ -119,7 +119,10 @@ class HookedBranches:
         # The innermost enclosing module also clears the state, even after an error: a checkpointed block stops its
         # recomputation halfway, and x would keep the whole graph alive.
         paths = [name.split(".") for name in self.modules]
-        around = model.get_submodule(".".join(commonprefix(paths)))
+        common = commonprefix(paths)
+        if ".".join(common) in self.norms:  # a branch that is one module must not clear the state between its own hooks
+            common = common[:-1]
+        around = model.get_submodule(".".join(common))
         # prepend: these hooks run first, so that other hooks receive the values of the decayed network. `forget` does
         # not change values and is not prepended, because torch 2.9 does not compile two prepended hooks of a module.
         self.handles = []

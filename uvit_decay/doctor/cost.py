@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from lightning.pytorch import Callback
 
+from uvit_decay.callbacks.best import BestCheckpoint
 from uvit_decay.callbacks.checkpoint import LastCheckpoint
 from uvit_decay.callbacks.ema import EMA
 from uvit_decay.doctor.rehearsal import FORWARD, Measurements
@@ -100,6 +101,8 @@ def count_checkpoints(callbacks: Iterable[Callback], begun: int, total: float) -
     """
     count = 0.0
     for callback in callbacks:
+        if isinstance(callback, BestCheckpoint):
+            count += 1
         if not isinstance(callback, LastCheckpoint):
             continue
         saves = 1.0

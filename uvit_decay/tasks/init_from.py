@@ -32,6 +32,8 @@ BEFORE = {"qk_norm": False, "norm_type": "layer"}  # of transformers whose files
 NORMS = ("norm", "fc_norm")  # between encoder and head: new ones only standardise
 ADAPTED = ("net.image_size", "net.channels", "net.num_classes", "net.null_label")  # may differ in denoisers
 ADAPTED += ("net.learned_variance",)  # only selects which part of the output is returned; no loss trains it
+TOKENS = ("net.image_size", "net.num_classes")  # on which the number of tokens may depend
+GATES = "long_skips.gates."
 OUTPUT_SKIP = "output_skip"
 
 
@@ -108,6 +110,8 @@ def find_misfits(stored: StoredModel, net: nn.Module, spec: Spec) -> list[Change
     if isinstance(net, Classifier):
         changes = _compare_encoders(stored, net)
     free = list(ADAPTED) if isinstance(net, HasDataLayers) else []
+    if _has_other_gates(stored, net):
+        free = [name for name in free if name not in TOKENS]
     if stored.card.net.init_args.get(OUTPUT_SKIP, "none") == "none":
         free.append(f"net.{OUTPUT_SKIP}")  # a new one has no effect
     if stored.card.net.init_args.get("channels") != net.channels:
@@ -119,6 +123,12 @@ def find_misfits(stored: StoredModel, net: nn.Module, spec: Spec) -> list[Change
         if change.name not in free:
             found.append(change)
     return found
+
+
+def _has_other_gates(stored: StoredModel, net: nn.Module) -> bool:
+    """Return whether the learned gates of long skips have other shapes in the file: they depend on the tokens."""
+    own = net.state_dict()
+    return any(name in own and own[name].shape != value.shape for name, value in stored.state.items() if GATES in name)
 
 
 def _compare_encoders(stored: StoredModel, net: nn.Module) -> Iterator[Change]:

@@ -145,6 +145,11 @@ def test_wsd_is_constant_until_its_last_steps():
             wsd.check_length(total, epoch)
 
 
+def test_a_warm_up_in_epochs_needs_their_length():
+    with raises_user_error("--model.optim.warmup_epochs 1", "--model.optim.warmup_steps"):
+        Optimization(1e-3, warmup_epochs=1).check_length(100, math.inf)
+
+
 def test_a_cool_down_does_not_end_above_the_rate():
     Optimization(1e-3, schedule="cosine", min_lr=1e-3).check_end(32)
     Optimization(1e-3, min_lr=1.0).check_end(32)

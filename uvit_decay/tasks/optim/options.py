@@ -123,12 +123,17 @@ class Optimization:
             )
 
     def check_length(self, total: float, epoch: float) -> None:
-        """Raise a UserError unless the schedule fits into a run.
+        """Raise a UserError unless the warm-up and the schedule fit into a run.
 
         Args:
             total: optimizer steps of the run; infinite if its end is not known.
             epoch: optimizer steps of an epoch.
         """
+        if self.warmup_epochs is not None and math.isinf(epoch):
+            raise UserError(
+                f"--model.optim.warmup_epochs {self.warmup_epochs:g}: the loader does not tell its length: set it to "
+                "null, and --model.optim.warmup_steps"
+            )
         if self.schedule == "constant":
             return
         if math.isinf(total):
