@@ -302,7 +302,6 @@ class Task(LightningModule):
         epoch, total = run_length(self.trainer) if isinstance(data, ImageData) else data.run_length()
         if not self.trainer.fast_dev_run:  # a trial of a step or two is shorter than the schedule
             optim.check_length(total, epoch)
-        optim.check_end(data.batch_size)
         lr = optim.rate(data.batch_size)
         for line in optim.remarks(data.batch_size, total, epoch):
             rank_zero_info(line)

@@ -150,15 +150,6 @@ class Optimization:
                 f"warm-up of {warmup:g}; lower {lower}, or train longer"
             )
 
-    def check_end(self, batch_size: int) -> None:
-        """Raise a UserError if the rate at the end of the schedule is above that after the warm-up."""
-        rate = self.rate(batch_size)
-        if self.schedule != "constant" and self.min_lr > rate:
-            raise UserError(
-                f"--model.optim.min_lr {self.min_lr:g} is above the learning rate {rate:g}: lower it, or raise "
-                f"{self.lr_flag}"
-            )
-
     def _check_optimizer(self) -> None:
         rule = OPTIMIZERS.get(self.optimizer)
         if rule is None:  # a class: it is built once, so that it fails before any work
@@ -244,7 +235,14 @@ class Optimization:
             total: optimizer steps of the whole run.
             epoch: optimizer steps of an epoch, used with `warmup_epochs`.
             floor: the factor at the end of the cosine or of the cool-down.
+
+        Raises:
+            UserError: the rate would rise to `min_lr`.
         """
+        if self.schedule != "constant" and floor > 1:
+            raise UserError(
+                f"--model.optim.min_lr {self.min_lr:g} is above the learning rate: lower it, or raise {self.lr_flag}"
+            )
         warmup = self.warmup(epoch)
         if step < warmup:
             begun = step if self.warmup_epochs is not None else step + 1
