@@ -107,3 +107,12 @@ def test_an_evaluation_in_which_a_run_was_stopped_is_made_up_for(tmp_path):
     fit(tmp_path / "rest", Measured(2), max_steps=5, ckpt_path=tmp_path / "half" / "checkpoints" / "last.ckpt")
     measured = history.read(tmp_path / "rest" / GENERATION)
     assert [(m.step, m.values["fd"]) for m in measured] == [(step, VALUES[step]) for step in (2, 4, 5)]
+
+
+def test_epochs_count_images_of_all_batch_sizes(tmp_path):
+    fit(tmp_path / "half", Measured(2), LastCheckpoint(every_n_steps=2), max_steps=2)
+    path = tmp_path / "half" / "checkpoints" / "last.ckpt"
+    fit(tmp_path / "rest", Measured(2), max_steps=4, data=Digits(16), ckpt_path=path)
+    first, last = (history.read(tmp_path / name / GENERATION)[-1] for name in ("half", "rest"))
+    assert (first.epoch, first.images_seen) == (2 / 44, 64)
+    assert (last.epoch, last.images_seen) == ((64 + 32) / (16 * 89), 96)

@@ -202,11 +202,12 @@ def record(
         logged: numbers by name, for the loggers.
     """
     step = trainer.global_step
-    steps_per_epoch = trainer.num_training_batches / trainer.accumulate_grad_batches
+    task = trainer.lightning_module
+    images_per_epoch = task.data.batch_size * trainer.num_training_batches / trainer.accumulate_grad_batches
     measurement = history.Measurement(
         step=step,
-        epoch=step / steps_per_epoch,
-        images_seen=trainer.lightning_module.images_seen,
+        epoch=task.images_seen / images_per_epoch,  # earlier steps may have had another batch size
+        images_seen=task.images_seen,
         values=dict(values),
         metadata=metadata,
     )
