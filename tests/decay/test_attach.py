@@ -282,7 +282,6 @@ def test_an_error_in_the_middle_of_a_block_is_forgotten(case):
     assert torch.equal(case(), expected)
 
 
-@pytest.mark.parametrize("case", [*MODELS, "torchvision-basic"], indirect=True)
 class Branches(nn.Module):
     """x + f(x) for branches f that begin with their own norm."""
 
@@ -308,6 +307,7 @@ def test_a_branch_may_be_a_single_module():
     assert not torch.allclose(outputs[0], model(x))
 
 
+@pytest.mark.parametrize("case", [*MODELS, "torchvision-basic"], indirect=True)
 def test_named_pairs_are_the_same_as_known_blocks(case):
     with torch.no_grad(), decay.attach(case.model, 0.7) as attached:
         assert f"{len(attached.alphas)} branches, alpha 1 .. 0.7, hooked" in repr(attached)

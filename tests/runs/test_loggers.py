@@ -207,7 +207,7 @@ def test_a_logger_that_fails_in_a_training_step_ends_neither_the_run_nor_the_oth
 def test_numbers_of_a_logger_that_fails_reach_the_others_and_the_history(tmp_path):
     failing, other = Foreign(), Foreign()
     failing.log_metrics.side_effect = ConnectionError("no network")
-    task = Mock(images_seen=32)
+    task = Mock(images_seen=32, data=Mock(batch_size=16))
     trainer = Mock(loggers=[failing, other], global_step=3, callbacks=[], lightning_module=task)
     trainer.num_training_batches, trainer.accumulate_grad_batches = 2, 1
     record(trainer, tmp_path / "probes.jsonl", {"a": 1.0}, {}, {"probe/a": 1.0})
