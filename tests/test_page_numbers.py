@@ -60,12 +60,7 @@ def test_the_probes_of_the_sit_in_the_readme_are_those_of_the_arms():
 
 
 def test_the_tables_of_targets_and_skips_are_those_of_the_arms(capsys):
-    target.print_arms(target.TABLES, 2000)
-    statistics = {time: target.read_statistics(target.TABLES, target.ACCURACY, 2000, time) for time in ("0.1", "0.3")}
-    target.print_gains(statistics["0.1"], "gain in accuracy")
-    target.print_gains(statistics["0.3"], "at t = 0.3")
-    target.print_gains(target.read_best(target.TABLES, 2000), "at the best block of each arm")
-    target.print_gains(target.read_statistics(target.TABLES, target.NOISE_SHARE, 2000), "change of the noise share")
+    target.print_target(target.TABLES, 2000)
     printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     assert len(printed) > 30
     pages = (DOCS / "results.md").read_text() + (DOCS / "results_tables.md").read_text()

@@ -171,6 +171,15 @@ def print_gains(found: ByArm, what: str) -> None:
         print(f"| {name} | {summarise(gains['v'])} | {summarise(gains['x'])} | {summarise(interaction)} |")
 
 
+def print_target(tables: Path, steps: int) -> None:
+    """Print the tables of target, skips and decay, which the pages of results show."""
+    print_arms(tables, steps)
+    print_gains(read_statistics(tables, ACCURACY, steps), "gain in accuracy")
+    print_gains(read_statistics(tables, ACCURACY, steps, OTHER_TIME), f"at t = {OTHER_TIME}")
+    print_gains(read_best(tables, steps), "at the best block of each arm")
+    print_gains(read_statistics(tables, NOISE_SHARE, steps), "change of the noise share")
+
+
 def print_controls(found: ByArm) -> None:
     """Print the parts of the decay beside the network without it and the whole decay."""
     print("\n| velocity, with skips | against 1.0 | against 0.8 |\n| --- | --- | --- |")
@@ -299,12 +308,8 @@ def main(words: Sequence[str] | None = None) -> None:
     if options.add:
         add_rows(options.tables, options.add, options.arm, options.seed, options.steps)
         return
+    print_target(options.tables, options.steps)
     accuracies = read_statistics(options.tables, ACCURACY, options.steps)
-    print_arms(options.tables, options.steps)
-    print_gains(accuracies, "gain in accuracy")
-    print_gains(read_statistics(options.tables, ACCURACY, options.steps, OTHER_TIME), f"at t = {OTHER_TIME}")
-    print_gains(read_best(options.tables, options.steps), "at the best block of each arm")
-    print_gains(read_statistics(options.tables, NOISE_SHARE, options.steps), "change of the noise share")
     print_controls(accuracies)
     print_rates(accuracies)
     print_output_skips(accuracies)
