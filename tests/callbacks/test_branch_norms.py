@@ -72,11 +72,18 @@ def read_mixing(path):
     return [row[0] for row in rows], header[1:], [list(map(float, row[1:])) for row in rows]
 
 
+class Undrawn(BranchNorms):
+    """Measures without figures, which take longer than the training; the test above draws them."""
+
+    def on_train_end(self, trainer, task):
+        pass
+
+
 def measured_values(folder, pieces=1, net="linear", **options):
     """Train for two steps and return what was measured at the second, of a global batch of 32 in `pieces` a process."""
     task = tiny_task(build_net(net))
     data = Digits(32, device_batch_size=32 // pieces // options.get("devices", 1))
-    tiny_trainer(folder, Preview(1, 2, every_n_steps=1), BranchNorms(1), max_steps=2, **options).fit(task, data)
+    tiny_trainer(folder, Preview(1, 2, every_n_steps=1), Undrawn(1), max_steps=2, **options).fit(task, data)
     values = history.read(folder / "branches.jsonl")[-1].values
     if net in LEARNED:
         *_, matrix = read_mixing(folder / "mixing" / "step_00000002.csv")

@@ -86,7 +86,8 @@ def test_every_prediction_makes_images_with_every_sampler(prediction, path):
     of = source(prediction=prediction, path=path)
     for name in NAMES:
         if sound(name, path):
-            for clip in (True, False):
+            # dopri5 takes most of the time: it clips two predictions and leaves the others.
+            for clip in (True, False) if name != "dopri5" else (prediction in ("x", "score"),):
                 sampled = images(Sampling(name, 3, clip=clip), [0], [1], of=of)
                 assert sampled.isfinite().all(), (name, clip)
 
