@@ -49,6 +49,14 @@ def test_the_best_of_a_metric_is_kept_though_it_is_measured_after_the_checkpoint
     assert step(tmp_path / "rest" / "checkpoints" / "best_fd.ckpt") == 10
 
 
+def test_a_second_network_has_a_best_of_its_own(tmp_path):
+    best = BestCheckpoint("val/loss", "max")
+    for name in ("first", "second"):
+        fit(tmp_path / name, best, max_steps=3, **VALIDATED)
+        assert step(tmp_path / name / "checkpoints" / "best_val_loss.ckpt") == best.step == 3
+        best.value = 1e3  # as if it had been the best by far
+
+
 def test_a_run_goes_on_from_the_best_of_validation_and_knows_its_value(tmp_path):
     options = {"max_steps": 8, **VALIDATED}
     first, second = BestCheckpoint("val/loss", "max"), BestCheckpoint("val/loss", "max")

@@ -41,6 +41,15 @@ def test_the_average_is_its_definition(tmp_path, decay, ramp, steps):
         torch.testing.assert_close(ema.shadow[name].double(), value, rtol=1e-4, atol=1e-6)
 
 
+def test_a_second_network_has_an_average_of_its_own_and_the_first_goes_on_with_its(tmp_path):
+    ema, alone, first, second = EMA(0.9), EMA(0.9), tiny_task(), tiny_task()
+    for task, updates in ((first, 4), (first, 8), (second, 4)):
+        tiny_trainer(tmp_path, ema, max_steps=4).fit(task, Digits(32))
+        assert ema.updates == updates
+    tiny_trainer(tmp_path / "alone", alone, max_steps=4).fit(tiny_task(), Digits(32))
+    assert same(ema.shadow, alone.shadow)
+
+
 @pytest.mark.parametrize("first", [True, False])
 def test_validation_sees_the_average_whatever_the_order_of_callbacks(tmp_path, first):
     seen, ema, task = [], EMA(0.9), tiny_task()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 from typing import Any, Literal
+from weakref import ReferenceType, ref
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
@@ -48,6 +49,10 @@ class BestCheckpoint(Checkpoint):
             raise UserError(f"metric of BestCheckpoint must be a name such as val/loss or fd, got {metric!r}")
         self.metric = metric  # as typed: the name of the file and of the callback in checkpoints
         self.mode = mode
+        self._task: ReferenceType[LightningModule] | None = None  # whose values are compared
+        self._forget()
+
+    def _forget(self) -> None:
         self.value = math.nan  # the best value so far
         self.step = -1  # its step
         self.path = ""  # its checkpoint
@@ -60,7 +65,12 @@ class BestCheckpoint(Checkpoint):
 
     def setup(self, trainer: Trainer, task: LightningModule, stage: str) -> None:
         write_atomically(trainer)
-        if stage != "fit" or self._is_validated:
+        if stage != "fit":
+            return
+        if self._task is not None and self._task() is not task:
+            self._forget()  # the values of a network that was trained before with this callback
+        self._task = ref(task)
+        if self._is_validated:
             return
         periodic = [callback for callback in trainer.callbacks if isinstance(callback, Periodic)]
         if not any(callback.history_file for callback in periodic):

@@ -196,6 +196,7 @@ class BranchNorms(Callback):
     def on_fit_start(self, trainer: Trainer, task: Task) -> None:
         if not isinstance(task.net, DecayedNet):
             raise UserError(f"a {type(task.net).__name__} has no known branches: remove BranchNorms from the callbacks")
+        self._mixing = None
         self._observed = BranchTerms(task.net)
         self._ends = task.net.branch_ends()
         self._before: list[Tensor] = []

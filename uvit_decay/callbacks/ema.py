@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
+from weakref import ReferenceType, ref
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -59,6 +60,7 @@ class EMA(Callback):
         self.updates = 0
         self.shadow: dict[str, Tensor] = {}
         self._seen_step = 0
+        self._averaged: ReferenceType[nn.Module] | None = None  # the network of `shadow`, None if a checkpoint gave it
         self._raw: list[Tensor] | None = None
         self._validation = ExitStack()  # holds `swap_in` during validation
         self._trained: list[nn.Parameter] = []  # the parameters of the network
@@ -69,6 +71,9 @@ class EMA(Callback):
                 f"EMA cannot average a {type(task.net).__name__}: the running statistics of its batch norms would not "
                 "fit the averaged weights; remove EMA from the callbacks"
             )
+        if self._averaged is not None and self._averaged() is not task.net:
+            self.shadow, self.updates = {}, 0  # the average of a network that was trained before with this callback
+        self._averaged = ref(task.net)
         earlier, self.shadow = self.shadow, {}
         for name, parameter in task.net.named_parameters():
             average = earlier[name] if earlier else parameter.detach().float().clone()
@@ -137,6 +142,7 @@ class EMA(Callback):
         """Continue a stored average; further averages, which older versions kept, are ignored."""
         self.updates = state["updates"]
         self.shadow = dict(state["shadow"])
+        self._averaged = None
 
 
 def _trains_below_batch_norm(net: nn.Module) -> bool:

@@ -89,7 +89,7 @@ class Preview(PeriodicSampling):
             headings = in_words(names) * (columns // max(1, len(names)))
             grid = labelled_grid(torch.cat(parts), columns, headings)
             save_picture(trainer, self.folder, self.picture, grid)
-        if is_early(trainer.global_step, task.settings) and not task.init_from:
+        if is_early(trainer.global_step, task.settings):
             rank_zero_info(describe_early(trainer.global_step, task.settings))
 
 
