@@ -172,21 +172,25 @@ def print_gains(found: ByArm, what: str) -> None:
 
 
 def print_target(tables: Path, steps: int) -> None:
-    """Print the tables of target, skips and decay, which the pages of results show."""
+    """Print the tables of target, skips, decay and parts of the decay, which the pages of results show."""
     print_arms(tables, steps)
     print_gains(read_statistics(tables, ACCURACY, steps), "gain in accuracy")
     print_gains(read_statistics(tables, ACCURACY, steps, OTHER_TIME), f"at t = {OTHER_TIME}")
     print_gains(read_best(tables, steps), "at the best block of each arm")
     print_gains(read_statistics(tables, NOISE_SHARE, steps), "change of the noise share")
+    print_controls(read_statistics(tables, ACCURACY, steps), "part of the decay, accuracy")
+    print_controls(read_statistics(tables, ACCURACY, steps, OTHER_TIME), f"part of the decay, t = {OTHER_TIME}")
+    print_controls(read_best(tables, steps), "part of the decay, best block")
+    print_controls(read_statistics(tables, NOISE_SHARE, steps), "part of the decay, noise share")
 
 
-def print_controls(found: ByArm) -> None:
+def print_controls(found: ByArm, what: str) -> None:
     """Print the parts of the decay beside the network without it and the whole decay."""
-    print("\n| velocity, with skips | against 1.0 | against 0.8 |\n| --- | --- | --- |")
+    print(f"\n| {what}, points | against 1.0 | against 0.8 |\n| --- | --- | --- |")
     for arm, name in CONTROLS.items():
         values = found.get(arm, {})
         plain = subtract(values, found.get("v_skips", {}))
-        decayed = subtract(values, found.get("v_skips_decay", {}))
+        decayed = subtract(values, found.get("v_skips_decay", {})) if arm != "v_skips_decay" else {}
         print(f"| {name} | {summarise(plain)} | {summarise(decayed)} |")
 
 
@@ -310,7 +314,6 @@ def main(words: Sequence[str] | None = None) -> None:
         return
     print_target(options.tables, options.steps)
     accuracies = read_statistics(options.tables, ACCURACY, options.steps)
-    print_controls(accuracies)
     print_rates(accuracies)
     print_output_skips(accuracies)
     if options.out:

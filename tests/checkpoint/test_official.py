@@ -185,8 +185,10 @@ def test_all_that_an_import_would_guess_wrong_is_named_where_it_is_lost(tmp_path
     path = ours(tmp_path, channels=4, num_classes=20, time_scale=1000.0)
     latents = {"vae": "my/vae", "sha256": "", "scale": 0.13, "shift": 0.0, "channels": 4, "factor": 8}
     path_spec = {"class_path": "uvit_decay.diffusion.noise_path.SDDiscrete", "init_args": asdict(SDDiscrete())}
-    redescribe(path, latents=latents, path=path_spec, prediction="x")
+    sampling = {**read_description(path)["sampling"], "guidance": 3.0}
+    redescribe(path, latents=latents, path=path_spec, prediction="x", sampling=sampling)
     note = export_file(path, tmp_path / "official.pth")
     parts = ("num_classes 20", "null_label True", "time_scale 1000", "prediction x", "SDDiscrete", "my/vae", "0.13")
+    assert "sampling" in note
     assert all(lost in note for lost in parts)
     assert "shift" not in note

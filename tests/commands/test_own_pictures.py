@@ -106,6 +106,7 @@ def test_minutes_that_suffice_for_no_step_are_refused(pictures, tmp_path, monkey
         ("birds/train.zip", "birds"),
         ("cifar10-train.zip", "cifar10-train"),
         ("/data", "images"),
+        ("/pictures/birds/train/../..", "pictures"),
         (None, "images"),
     ],
 )

@@ -5,6 +5,7 @@ import io
 import lzma
 import os
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -197,6 +198,25 @@ def test_a_zip_of_powershell_has_its_classes(tmp_path):
     assert (ours.members, ours.labels, ours.class_names) == (theirs.members, theirs.labels, ("n01", "n02", "n03"))
     assert ours.states(range(4)) == theirs.states(range(4))
     assert torch.equal(read(ours, Decoding(SIZE, 3)), read(theirs, Decoding(SIZE, 3)))
+
+
+def test_names_in_utf_8_are_read_without_the_flag_that_says_so(tmp_path):
+    """As `zip` and macOS write them; a name that is not UTF-8 stays in code page 437."""
+    path = tmp_path / "data.zip"
+    with zipfile.ZipFile(path, "w") as file:
+        for name in ("K\u00e4fer/a.png", "\u65e5\u672c/b.png"):
+            file.writestr(name, b"content")
+    content = bytearray(path.read_bytes())
+    for signature, place in ((b"PK\x03\x04", 7), (b"PK\x01\x02", 9)):
+        start = content.find(signature)
+        while start >= 0:
+            content[start + place] &= ~8
+            start = content.find(signature, start + 1)
+    path.write_bytes(content.replace("\u65e5\u672c".encode(), b"\xff" * 6))
+    names = archives.find(path, {".png"}).names
+    assert set(names) == {"K\u00e4fer/a.png", "\u00a0" * 6 + "/b.png"}
+    with archives.open_members(path, archives.ArchiveIndex(names)) as fetch:
+        assert {fetch(i).getvalue() for i in range(2)} == {b"content"}
 
 
 def test_labels_of_webdataset_beside_images_are_named(tmp_path, caplog):

@@ -79,6 +79,36 @@ def test_repas_files_without_labels_have_no_classes(tmp_path):
         convert(tmp_path / "repa", tmp_path / "other", "--classes", "imagenet-1k")
 
 
+def test_line_k_of_a_list_of_classes_names_label_k(tmp_path):
+    write_fast_dit(tmp_path / "features")
+    plain = read_set(convert(tmp_path / "features", tmp_path / "plain"))[2]
+    names = ("zebra", "ant", "yak", "bee", "cow")
+    (tmp_path / "classes.txt").write_text("\n".join(names))
+    named = read_set(convert(tmp_path / "features", tmp_path / "named", "--classes", str(tmp_path / "classes.txt")))[2]
+    assert named.class_names == names
+    assert list(named.classes.values()) == list(plain.classes.values())
+    data = Latents(str(tmp_path / "named"), classes=str(tmp_path / "classes.txt"), flip=False, batch_size=2)
+    data.load()
+    assert data.class_names == names
+
+
+@pytest.mark.parametrize("content", [b"{}", b"[]", b"\xff", b'{"labels": [1]}', b'{"labels": 3}'])
+def test_labels_of_repa_that_are_none_are_refused(tmp_path, content):
+    home = write_repa(tmp_path / "repa")
+    (file,) = home.rglob("dataset.json")
+    file.write_bytes(content)
+    with raises_user_error("dataset.json"):
+        convert(home, tmp_path / "out")
+
+
+def test_folders_without_files_are_refused(tmp_path):
+    home = write_fast_dit(tmp_path / "features")
+    for file in home.rglob("*.npy"):
+        file.unlink()
+    with raises_user_error(".npy"):
+        convert(home, tmp_path / "out")
+
+
 @pytest.mark.parametrize(("flags", "options"), [([], {}), (["--scale", "0.3"], dict(norm=False, multiplier=0.3))])
 def test_lightning_dits_samples_and_mirror_images_are_what_its_loader_yields(tmp_path, flags, options):
     source = write_lightning_dit(tmp_path / "imagenet_train_64")

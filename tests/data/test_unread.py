@@ -102,6 +102,16 @@ def test_damaged_images_are_left_out_on_request(damaged, tmp_path, memory_gb, ca
     assert data.train.labels.tolist() == alone.train.labels.tolist()
 
 
+def test_a_class_without_a_picture_that_can_be_read_is_named(damaged, caplog):
+    for i in range(6):
+        (damaged / f"cat/{i}.jpg").write_bytes(b"")
+    with caplog.at_level("INFO"):
+        assert set(leave_out_unreadable(list_images(damaged)).labels) == {1}
+    (line,) = [line for line in caplog.messages if "warning" in line]
+    assert "cat" in line
+    assert "dog" not in line
+
+
 def test_images_are_decoded_once_for_the_list_until_a_file_changes(damaged, monkeypatch):
     whole = damaged / NAMES[0]
     decoded = []

@@ -9,6 +9,7 @@ import timm
 import torch
 from foreign_models import DEPTH, MODELS, Case, hooks
 from foreign_resnets import RESNETS, Residual, small_timm
+from refusals import raises_user_error
 from timm.models.resnet import BasicBlock
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
@@ -247,6 +248,21 @@ def test_copies_stay_decayed_and_can_be_removed_with_their_own_handle(case, copi
         attached.remove()
         assert torch.equal(case(model=model), plain)
         assert torch.equal(case(), decayed)
+
+
+@transformers
+def test_the_order_of_named_branches_is_checked_in_copies_until_it_is_removed_from_any_thread(case):
+    original = decay.attach(case.model, 0.7, pairs=case.pairs)
+    model, attached = copy.deepcopy((case.model, original))
+    assert torch.equal(case(model=model), case())
+    thread = threading.Thread(target=attached.remove)
+    thread.start()
+    thread.join()
+    assert not hooks(model)
+    assert hooks(case.model)
+    decay.attach(model, 0.7, pairs=[*case.pairs[1:], case.pairs[0]])
+    with raises_user_error("order"):
+        case(model=copy.deepcopy(model))
 
 
 @transformers

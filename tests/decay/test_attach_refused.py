@@ -25,6 +25,17 @@ def test_attaching_twice_is_refused_until_removed(model):
     decay.attach(case.model, 0.7)
 
 
+def test_a_model_that_is_refused_stays_as_it_was():
+    model = MODELS["timm"]()
+    pairs = [*model.pairs[:2], decay.Gated("blocks.1", ("norm1", "norm2"))]
+    with raises_user_error("depth_scaled", "norms"):
+        decay.attach(model.model, 1.0, schedule="depth_scaled", pairs=pairs)
+    assert not hooks(model.model)
+    with raises_user_error("Gated('blocks.1', ())"):
+        decay.attach(model.model, 0.7, pairs=[decay.Gated("blocks.1", ())])
+    decay.attach(model.model, 0.7)
+
+
 def test_models_without_known_blocks_are_refused_with_the_way_out():
     for model in (nn.Linear(2, 2), VisionTransformer(32, 8, embed_dim=24, depth=1, num_heads=2, block_fn=ResPostBlock)):
         with raises_user_error("pairs=[('blocks.0.norm1',"):

@@ -24,7 +24,7 @@ from uvit_decay.checkpoint.official.common import IMPORTED, ImportOptions, Netwo
 from uvit_decay.checkpoint.official.timm import python_lines, timm_state
 from uvit_decay.checkpoint.official.wrapped import unwrap
 from uvit_decay.checkpoint.options import Weights
-from uvit_decay.images.class_names import class_hash, class_list
+from uvit_decay.images.class_names import class_hash, ordered_class_list
 from uvit_decay.nn.mae import MAE
 from uvit_decay.nn.sit import SiT
 from uvit_decay.nn.uvit import UViT
@@ -241,7 +241,7 @@ def _without_repa(state: Any, args: object, options: ImportOptions) -> tuple[Any
 
 def _name_classes(model: RecognisedModel, classes: str, where: Path) -> RecognisedModel:
     """Return the model with the class names of the list `classes`, see `ImportOptions`."""
-    names = class_list(classes)
+    names = ordered_class_list(classes)
     count = model.net.num_classes
     if len(names) != count:
         raise UserError(f"{where} has {count} classes, --classes {classes} names {len(names)}")
@@ -352,10 +352,14 @@ def missing_metadata(net: Network, card: ModelCard, state: Mapping[str, Tensor],
         missing.append(f"prediction {card.prediction}")
     if card.path and card.path != guess.card("").path:
         missing.append(f"path {card.path.class_path.rpartition('.')[2]} {card.path.init_args}")
-    for name in ("vae", "scale", "shift"):
+    for name in ("vae", "scale", "shift", "channel_mean", "channel_std"):
         value = getattr(card.latents, name, None)  # None for pixels
         if value != getattr(guess.latents, name, None):
             missing.append(f"{name} {value}")
+    if list(card.class_names) != list(map(str, range(len(card.class_names)))):
+        missing.append(f"the names of its {len(card.class_names)} classes")
+    if card.sampling != guess.sampling:
+        missing.append("its default sampling")
     return missing
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -46,7 +47,7 @@ def name_data(data: Namespace) -> str:
     """
     path = data.get("init_args.path")
     if path is not None:
-        path = at_home(path).absolute()
+        path = Path(os.path.normpath(at_home(path).absolute()))  # `..` is no name
         for part in (path.name, *(parent.name for parent in path.parents)):
             name = part.removesuffix(path.suffix) if path.suffix.lower() in ARCHIVES else part
             if name and name.lower() not in GENERAL:

@@ -17,7 +17,7 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
@@ -34,6 +34,7 @@ DAMAGED = (OSError, SyntaxError, ValueError, RuntimeError, TypeError, LookupErro
 DAMAGED += (AssertionError, struct.error, zlib.error, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError)
 
 LARGEST = 2**29  # bytes of an unpacked image file; PIL's largest image takes less at 3 x 16 bits
+ZIP_UTF8 = 0x800  # bit of a zip member's flags: its name is UTF-8
 _PATIENCE = 3.0  # seconds after which a scan shows a progress bar
 
 
@@ -246,13 +247,13 @@ def _check_size(size: int) -> None:
 class _SharedZip:
     """A zip for several threads: the lock protects the file position and the reference count of `archive`.
 
-    `members` has all files by name, with '/' between folders also where PowerShell and older .NET wrote a backslash.
+    `members` has all files by name, see `_member_name`.
     """
 
     def __init__(self, path: Path) -> None:
         self.archive = zipfile.ZipFile(path)
         self.lock = threading.Lock()
-        self.members = {member.filename.replace("\\", "/"): member for member in self.archive.infolist()}
+        self.members = {_member_name(member): member for member in self.archive.infolist()}
 
     def read(self, name: str) -> bytes:
         """Return the contents of a member; raise a ValueError if it is too large for an image."""
@@ -260,6 +261,18 @@ class _SharedZip:
         _check_size(member.file_size)  # zipfile unpacks no more than this
         with self.lock:
             return self.archive.read(member)
+
+
+def _member_name(member: zipfile.ZipInfo) -> str:
+    """Return the name of a member, with '/' between folders also where PowerShell and older .NET wrote a backslash.
+
+    `zip` and macOS write UTF-8 without the flag that says so, and zipfile then decodes it as code page 437.
+    """
+    name = member.filename
+    if not member.flag_bits & ZIP_UTF8:
+        with suppress(UnicodeError):  # it is not UTF-8: an old program's name
+            name = name.encode("cp437").decode()
+    return name.replace("\\", "/")
 
 
 def _open_zip(path: Path) -> _SharedZip:

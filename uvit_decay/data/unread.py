@@ -16,6 +16,7 @@ from uvit_decay.data.decoding import AS_TRAINED, Reading, check_image, formats
 from uvit_decay.data.file_kinds import count_kinds, hint_at_heif
 from uvit_decay.data.fingerprint import hash_files, hash_states, spread
 from uvit_decay.data.image_files import Failures, Listing, attempt, common_side, explain_failures
+from uvit_decay.images.class_names import in_words
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import cache_folder, check_writable, replacing
 from uvit_decay.runtime.validation import read_json, write_json
@@ -85,7 +86,16 @@ def leave_out_unreadable(listing: Listing, reading: Reading = AS_TRAINED) -> Lis
     kept = [i for i in range(len(listing.members)) if i not in failures]
     if not kept:
         raise UserError(explain_failures(listing, failures))
-    return replace(listing.take(kept), left_out=tuple(failures.values()))
+    rest = replace(listing.take(kept), left_out=tuple(failures.values()))
+    _warn_of_emptied_classes(listing, rest)
+    return rest
+
+
+def _warn_of_emptied_classes(listing: Listing, rest: Listing) -> None:
+    """Warn of classes all of whose images cannot be read."""
+    names = [listing.class_names[label] for label in sorted({*listing.labels} - {*rest.labels})]
+    if names:
+        rank_zero_info(f"warning: classes without a picture that can be read: {', '.join(in_words(names)[:FEW])}")
 
 
 def _find_unreadable(listing: Listing, reading: Reading) -> Failures:

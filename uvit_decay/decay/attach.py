@@ -131,17 +131,16 @@ def attach(
         raise UserError(f"the schedule {schedule!r} has no shortcuts to attach; use the networks of uvit_decay.nn")
     if weights.per_channel and dim is None:
         raise UserError(f"the schedule {schedule!r} learns a weight for each channel; give their number, `dim`")
+    _check_scales(groups, weights, schedule)
     attached = Attached(weights, dim or 1, _device_of(model))
-    _register_hooks(model, groups, attached, schedule)
+    _register_hooks(model, groups, attached)
     if pairs is not None and attached.hooked:
-        attached.order = ExecutionOrder()
-        attached.order.register(model, groups)
+        attached.order = ExecutionOrder(model, groups)
     return attached
 
 
-def _register_hooks(model: nn.Module, groups: Sequence[HookedBranches], attached: Attached, schedule: Schedule) -> None:
-    """Register the hooks of all branches that are not ordinary ones."""
-    weights = attached.shortcuts
+def _check_scales(groups: Sequence[HookedBranches], weights: Shortcuts, schedule: Schedule) -> None:
+    """Raise a UserError if the norms of a branch are scaled, and the branch is not a pair of a norm and an end."""
     first = 0
     for group in groups:
         last = first + len(group.norms)
@@ -150,6 +149,15 @@ def _register_hooks(model: nn.Module, groups: Sequence[HookedBranches], attached
                 f"the schedule {schedule!r} scales norms, which this model does not separate from its branches; "
                 "use another schedule"
             )
+        first = last
+
+
+def _register_hooks(model: nn.Module, groups: Sequence[HookedBranches], attached: Attached) -> None:
+    """Register the hooks of all branches that are not ordinary ones."""
+    weights = attached.shortcuts
+    first = 0
+    for group in groups:
+        last = first + len(group.norms)
         if not weights.plain(first, last):
             group.register(model, attached.weights, first)
             attached.hooked.append(group)

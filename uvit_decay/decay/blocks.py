@@ -27,6 +27,8 @@ class Gated:
 
     def build_branches(self) -> HookedBranches:
         """Return the branches of the block, without hooks yet."""
+        if not self.norms:
+            raise UserError(f"Gated({self.block!r}, ()) has no branch: name the first module of each")
         norms = [_join(self.block, norm) for norm in self.norms]
         return HookedGates(norms, self.block)
 

@@ -47,19 +47,27 @@ class BranchState(threading.local):
         return BranchState, ()
 
 
-class ExecutionOrder(threading.local):
-    """Check that groups of branches start in the order of their numbers in each forward pass of a model.
+class StartedGroups(threading.local):
+    """Numbers of the groups of branches that started in a forward pass, for each thread; None outside of a pass.
 
-    Compiled graphs and calls of parts of the model are not checked; copies start empty.
+    Copies start empty.
     """
 
-    started: set[int] | None = None  # numbers of the groups that started in this pass; None outside of a pass
+    numbers: set[int] | None = None
 
-    def __reduce__(self) -> tuple[type[ExecutionOrder], tuple[()]]:
-        return ExecutionOrder, ()
+    def __reduce__(self) -> tuple[type[StartedGroups], tuple[()]]:
+        return StartedGroups, ()
 
-    def register(self, model: nn.Module, groups: Sequence[HookedBranches]) -> None:
+
+class ExecutionOrder:
+    """Check that groups of branches start in the order of their numbers in each forward pass of a model.
+
+    Compiled graphs and calls of parts of the model are not checked.
+    """
+
+    def __init__(self, model: nn.Module, groups: Sequence[HookedBranches]) -> None:
         """Register the hooks that begin and end a pass, and one at the first module of each group of branches."""
+        self.started = StartedGroups()
         self.handles = [
             model.register_forward_pre_hook(self.begin),
             model.register_forward_hook(self.end, always_call=True),
@@ -76,20 +84,23 @@ class ExecutionOrder(threading.local):
     def begin(self, model: nn.Module, args: tuple) -> None:
         """Begin a pass (pre-hook of the model)."""
         if not torch.compiler.is_compiling():
-            self.started = set()
+            self.started.numbers = set()
 
     def end(self, model: nn.Module, args: tuple, out: object) -> None:
         """End a pass, also after an error (hook of the model). Blocks that are recomputed later are not checked."""
         if not torch.compiler.is_compiling():
-            self.started = None
+            self.started.numbers = None
 
     def check(self, number: int, names: Sequence[str], module: nn.Module, args: tuple) -> None:
         """Raise a UserError if a group with a larger number has started before; a repeated start is not an error."""
-        if torch.compiler.is_compiling() or self.started is None or number in self.started:
+        if torch.compiler.is_compiling():
             return
-        if self.started and number < max(self.started):
+        started = self.started.numbers
+        if started is None or number in started:
+            return
+        if started and number < max(started):
             raise UserError(f"{names} ran after later `pairs`: give `pairs` in the order of execution")
-        self.started.add(number)
+        started.add(number)
 
 
 class HookedBranches:

@@ -44,7 +44,7 @@ class SamplingOptions(LoadingOptions):
     Args:
         sampling_protocol: sit, uvit or dit: sampler, steps, guidance and labels with which a paper samples for its FID,
             see docs/sampling.md; names of results contain it, and the changes by other options.
-        classes: comma-separated class numbers or names, for ImageNet also words (tench); default: all, in a grid the
+        classes: comma-separated class names, for ImageNet also words (tench), or numbers; default: all, in a grid the
             first 10.
         labels: take classes in turn (balanced), or draw them at random from the seed and the number of the image;
             default: balanced in grids and while training, random with the papers' samplers, as for their FID,

@@ -52,6 +52,8 @@ def in_words(names: Sequence[str]) -> tuple[str, ...]:
 def class_numbers(wanted: Sequence[str], names: Sequence[str]) -> list[int]:
     """Return the numbers of classes that are given by number, by name or by one of their words in any case.
 
+    Class folders may be named by numbers, which are sorted as text: their names come first.
+
     Raises:
         UserError: a class does not exist, or a word belongs to several classes.
     """
@@ -60,6 +62,8 @@ def class_numbers(wanted: Sequence[str], names: Sequence[str]) -> list[int]:
 
 def _find_number(word: str, names: Sequence[str]) -> int:
     if NUMBER.fullmatch(word):
+        if word in names:
+            return names.index(word)
         number = int(word)
         if not 0 <= number < len(names):
             raise UserError(f"--classes {word}: this checkpoint has the classes 0 to {len(names) - 1}")
@@ -95,9 +99,14 @@ _LISTS = Path(__file__).parents[1] / "data" / "class_lists"
 
 
 def class_list(name_or_path: str | Path) -> tuple[str, ...]:
-    """Return the sorted classes of a bundled list ("imagenet-100/cmc") or of a text file.
+    """Return the sorted classes of a list, in the order of class folders; see `ordered_class_list`."""
+    return tuple(sorted(ordered_class_list(name_or_path)))
 
-    A file has one class per line; blank lines and lines that begin with # are ignored.
+
+def ordered_class_list(name_or_path: str | Path) -> tuple[str, ...]:
+    """Return the classes of a bundled list ("imagenet-100/cmc") or of a text file, in its order.
+
+    Bundled lists are sorted. A file has one class per line; blank lines and lines that begin with # are ignored.
 
     Raises:
         UserError: the list does not exist or cannot be read, is empty, or contains a class twice.
@@ -121,7 +130,7 @@ def class_list(name_or_path: str | Path) -> tuple[str, ...]:
     name, times = Counter(names).most_common(1)[0]
     if times > 1:
         raise UserError(f"{path}: the class {name} is on {times} lines; remove all but one")
-    return tuple(sorted(names))
+    return tuple(names)
 
 
 def class_hash(class_names: Sequence[str]) -> str:

@@ -271,7 +271,9 @@ class StateDict:
     def latents(self, channels: int, vae: str | None) -> LatentSpace | None:
         """Return the latent space of a network of 4 channels, Stable Diffusion's; None for other networks."""
         if channels == STABLE_DIFFUSION.channels:
-            return replace(STABLE_DIFFUSION, vae=vae or STABLE_DIFFUSION.vae)
+            name = vae or STABLE_DIFFUSION.vae
+            folder = Path(name)
+            return replace(STABLE_DIFFUSION, vae=str(folder.resolve()) if folder.is_dir() else name)
         if vae is not None:
             raise UserError(f"{self.where} makes pixels of {channels} channels, not latents: leave out --vae")
         return None

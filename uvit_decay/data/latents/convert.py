@@ -15,7 +15,7 @@ from uvit_decay.data.latents.foreign import ForeignLatents
 from uvit_decay.data.latents.manifest import Manifest, Sums, false_colours, read, statistics
 from uvit_decay.data.latents.shards import Shard, check_shard, check_space, read_sums, write_labels, write_shard
 from uvit_decay.images.autoencoder import LatentSpace
-from uvit_decay.images.class_names import class_hash, class_list
+from uvit_decay.images.class_names import class_hash, ordered_class_list
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import check_writable, claim_paths, remove_remains
 from uvit_decay.runtime.progress import track
@@ -87,7 +87,7 @@ def _count_classes(source: Path, labels: Tensor | None, classes: str | None) -> 
     count = int(labels.max()) + 1
     names = [str(label) for label in range(count)]
     if classes is not None:
-        names = list(class_list(classes))
+        names = list(ordered_class_list(classes))
         if len(names) < count:
             raise UserError(f"{source} has labels up to {count - 1}, --classes {classes} names {len(names)} classes")
     return dict(zip(names, labels.bincount(minlength=len(names)).tolist(), strict=True))

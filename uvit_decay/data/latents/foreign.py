@@ -142,7 +142,7 @@ class FastDiT:
         labels = _labels_folder(self.features)
         self.names = find(self.features, {".npy"}).names
         _check_pairs(labels, self.names, find(labels, {".npy"}).names)
-        first = _read_arrays(self.features, self.names[:1])[0]
+        first = _read_first(self.features, self.names)
         self.shape = first.shape
         if first.ndim != 4 or len(first) != 1 or first.shape[2] != first.shape[3]:
             raise UserError(
@@ -176,7 +176,7 @@ class REPA:
     def __init__(self, home: Path) -> None:
         self.home = home
         self.names = find(home, {".npy"}).names
-        first = _read_arrays(home, self.names[:1])[0]
+        first = _read_first(home, self.names)
         self.shape = first.shape
         if first.ndim != 3 or first.shape[0] % 2 or first.shape[1] != first.shape[2]:
             raise UserError(f"{home}: {self.names[0]} has the shape {first.shape}, not (2 channels, side, side)")
@@ -188,8 +188,9 @@ class REPA:
     def _read_labels(self) -> Tensor | None:
         """Return the labels of the entry `labels` of dataset.json; None if it is null."""
         with open_members(self.home, ArchiveIndex((REPA_LABELS,))) as fetch:
-            text = fetch(0).getvalue().decode()
-        with explain(f"cannot read {REPA_LABELS} of {self.home}", ValueError, RecursionError):
+            text = fetch(0).getvalue()
+        what = f"cannot read {REPA_LABELS} of {self.home}"
+        with explain(what, ValueError, RecursionError, TypeError, LookupError):
             entries = json.loads(text)["labels"]  # one for each of a million files, too many for `read_json`
             if entries is None:
                 return None
@@ -292,6 +293,13 @@ def _check_labels(where: Path, labels: Sequence[Sequence[object]]) -> Tensor:
     if wrong:
         raise UserError(f"{where}: {len(wrong)} labels are not the number of a class, the first is {wrong[0]}")
     return torch.tensor([row[0] for row in labels], dtype=torch.int64)
+
+
+def _read_first(home: Path, names: Sequence[str]) -> np.ndarray:
+    """Return the first array of a folder; raise a UserError if it has none."""
+    if not names:
+        raise UserError(f"{home} holds no .npy files")
+    return _read_arrays(home, names[:1])[0]
 
 
 def _read_arrays(

@@ -10,7 +10,7 @@ from uvit_decay.data.batches import Batch
 from uvit_decay.data.datamodule import ImageData, Sizes
 from uvit_decay.data.latents.manifest import Manifest, read
 from uvit_decay.data.latents.shards import LatentSet
-from uvit_decay.images.class_names import class_hash, class_list
+from uvit_decay.images.class_names import class_hash, ordered_class_list
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import at_home
 from uvit_decay.runtime.random import normal
@@ -80,8 +80,9 @@ class Latents(ImageData):
         """Raise a UserError unless the latents have the classes of the list that is required."""
         if self.classes is None:
             return
-        expected = class_hash(class_list(self.classes))
-        if manifest.class_hash != expected:
+        names = ordered_class_list(self.classes)
+        expected = class_hash(sorted(names))
+        if manifest.class_hash not in (expected, class_hash(names)):  # of folders; of labels, which a list named
             actual = manifest.class_list or "of its folders"
             raise UserError(
                 f"{self.path} has the classes {actual} (sha256 {manifest.class_hash[:12]}), not {self.classes} "
