@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -68,6 +68,7 @@ def export_file(
     *,
     to: Literal["timm"] | None = None,
     dtype: StoredType = "float32",
+    trusted: Sequence[str] = (),
 ) -> str:
     """Write one set of weights of a checkpoint to a file, as `uvit-decay export` does.
 
@@ -77,6 +78,7 @@ def export_file(
         weights: the set of weights; None takes EMA weights if the checkpoint has them.
         to: "timm": write a state_dict of timm instead, in any of the three formats.
         dtype: type of the parameters; bfloat16 only for .safetensors files of this project.
+        trusted: modules that register what the checkpoint names, such as its schedule.
 
     Returns:
         Notes for the user: what an importer of the file has to be given, or how timm reads it.
@@ -88,21 +90,21 @@ def export_file(
     with _target(source, target, (".safetensors", ".pth", ".pt")):
         stored = read(source, weights)
         if target.suffix == ".safetensors" and not to:
-            return _write_ours(target, stored, dtype, source)
+            return _write_ours(target, stored, dtype, source, trusted)
         if dtype == "bfloat16":
             raise UserError(f"--dtype bfloat16 is for .safetensors files of this project, got {target}")
-        net = stored.network()
+        net = stored.network(trusted)
         notes = [_write_timm(target, stored, net)] if to else _write_official(target, stored, net)
         if isinstance(net, MAE | ViT) and stored.card.data.startswith(IMPORTED):
             notes.append(mae.LICENCE)
         return "\n".join(notes)
 
 
-def _write_ours(target: Path, stored: StoredModel, dtype: StoredType, source: Path) -> str:
+def _write_ours(target: Path, stored: StoredModel, dtype: StoredType, source: Path, trusted: Sequence[str]) -> str:
     """Write a .safetensors file of this project and return a note, which may be empty."""
     state = stored.state
     if stored.card.net.is_from(HOME):
-        net = stored.network()  # checks that the weights fit
+        net = stored.network(trusted)  # checks that the weights fit
         if dtype == "bfloat16":
             state = _round_parameters(state, net)
     elif dtype == "bfloat16":  # a class from elsewhere is not built

@@ -7,6 +7,7 @@ from typing import Literal
 from uvit_decay.checkpoint.options import ImportOptions, Weights
 from uvit_decay.runtime.command_line import parse
 from uvit_decay.runtime.errors import UserError, user_errors
+from uvit_decay.runtime.instantiate import Trusted
 from uvit_decay.runtime.program import PROGRAM, quiet_libraries
 from uvit_decay.runtime.progress import track
 
@@ -20,6 +21,7 @@ def export(
     vae: str | None = None,
     license: str | None = None,
     dtype: Literal["float32", "bfloat16"] = "float32",
+    trust: Sequence[Trusted] = (),
 ) -> str:
     """Write one set of weights of a checkpoint of this project.
 
@@ -34,6 +36,7 @@ def export(
         license: licence of the weights for its README.md, as the Hub writes it, such as mit or cc-by-nc-4.0; default:
             unknown.
         dtype: type of the parameters in a .safetensors; bfloat16 halves the file, which is read as float32.
+        trust: module to import, which registers the schedule or the sampler of the checkpoint; may be given again.
 
     Returns:
         Notes for the user, or the lines of Python that read what was written.
@@ -43,13 +46,15 @@ def export(
 
         if dtype != "float32":
             raise UserError("--dtype is for .safetensors files: leave out --to diffusers")
+        if trust:
+            raise UserError("--trust: a folder of diffusers holds no code of yours: leave out --to diffusers")
         return export_folder(source, target, weights, vae, license)
     for option, value in {"--vae": vae, "--license": license}.items():
         if value is not None:
             raise UserError(f"{option} is for folders of diffusers: add --to diffusers, or leave it out")
     from uvit_decay.checkpoint.convert import export_file
 
-    return export_file(source, target, weights, to=to, dtype=dtype)
+    return export_file(source, target, weights, to=to, dtype=dtype, trusted=trust)
 
 
 def import_(source: Path, target: Path, weights: Weights | None = None, *, options: ImportOptions) -> str:
