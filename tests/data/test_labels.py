@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import refused, train
-from image_noise import SIZE, noise, tree, write_tar, write_zip
+from image_noise import SIZE, noise, tar_of, tree, write_tar, write_zip
 from PIL import Image
 from refusals import find_line, raises_user_error
 from torchvision.datasets import ImageFolder
@@ -318,3 +318,9 @@ def test_a_run_of_72e8659_on_an_edm_archive_resumes_with_its_folders(tmp_path, m
     line = refused(capsys, train, monkeypatch, tmp_path, "fit", *flags, "--model.net.num_classes=null")
     find_line(line, "model.net.num_classes 0", "--data.labels folders")
     train(monkeypatch, tmp_path, "fit", *flags, folders)
+
+
+def test_an_image_that_a_tar_holds_under_two_names_is_refused(tmp_path):
+    path = tar_of(tmp_path / "a.tar", {"./1.png": b"", "1.png": b"", "metadata.csv": b"file_name,label\n1.png,cat\n"})
+    with raises_user_error(path, "1.png"):
+        list_images(path)

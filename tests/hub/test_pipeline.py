@@ -67,6 +67,7 @@ def test_labels_are_numbers_names_or_a_tensor(pipeline):
     expected = pictures(pipeline, [3, 7], seed_generator(0))
     for labels in (["3", "7"], torch.tensor([3, 7]), np.array([3, 7]), (3, "7")):
         assert (pictures(pipeline, labels, seed_generator(0)) == expected).all()
+    assert (pictures(pipeline, np.int64(3), seed_generator(0)) == expected[:1]).all()
 
 
 def test_output_types(pipeline):

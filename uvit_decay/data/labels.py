@@ -216,6 +216,9 @@ def _label_by_table(
             best, most = found, count
         if most == len(names):
             break
+    if not best:
+        twice, _ = Counter("/".join(parts) for parts in images).most_common(1)[0]
+        raise UserError(f"{path} holds the image {twice} twice: pack it again")
     _check_complete(path, best, table, options)
     labels, class_names = number_labels([table.labels[name] for name in best], table.where)
     empty = len(class_names) - len(set(labels))

@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Sequence
 from hashlib import sha256
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -138,7 +139,7 @@ class DecayPipeline(DiffusionPipeline):
             raise ValueError(f"class_labels is missing: give a class for each image, 0 to {classes - 1}")
         if isinstance(class_labels, Tensor):
             class_labels = class_labels.tolist()
-        if isinstance(class_labels, int | str):
+        if isinstance(class_labels, Integral | str):
             class_labels = [class_labels]
         return [self._parse_label(label, classes) for label in class_labels]
 
