@@ -27,7 +27,8 @@ class ImportOptions:
         decoder_heads: number of attention heads of an MAE's decoder; default: 16 for the published width 512.
         norm_pix: an MAE predicts normalised patches; default: yes, except for a file named mae_visualize....
         pixels: scale of the pixels of an MAE or ViT; default: imagenet for 3 channels, otherwise unit.
-        classes: named class list, such as imagenet-1k, or text file of the classes, sorted; default: numbers.
+        classes: named class list, such as imagenet-1k, or text file with the name of label k in line k + 1; default:
+            numbers.
     """
 
     heads: int | None = None

@@ -132,7 +132,8 @@ def import_latents(
         vae: autoencoder that encoded them, hub id or folder; default: the project's.
         scale: factor that normalises the latents; default: 0.18215, for LightningDiT the statistics of each channel.
         image_size: pixels of the encoded images; default: from the files.
-        classes: class list that names the labels, such as imagenet-1k; default: numbers.
+        classes: class list that names the labels, such as imagenet-1k, or text file with the name of label k in line
+            k + 1; default: numbers.
         dtype: of what is stored; float16 halves the files.
         shard_size: images in a file.
     """
