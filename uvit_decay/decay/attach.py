@@ -6,7 +6,7 @@ Supported blocks are in `uvit_decay.decay.blocks`, the hooks in `uvit_decay.deca
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import torch
@@ -141,29 +141,31 @@ def attach(
 
 def _check_scales(groups: Sequence[HookedBranches], weights: Shortcuts, schedule: Schedule) -> None:
     """Raise a UserError if the norms of a branch are scaled, and the branch is not a pair of a norm and an end."""
-    first = 0
-    for group in groups:
-        last = first + len(group.norms)
+    for group, first, last in _numbered(groups):
         if set(weights.scales[first:last]) != {1.0} and not isinstance(group, HookedPair):
             raise UserError(
                 f"the schedule {schedule!r} scales norms, which this model does not separate from its branches; "
                 "use another schedule"
             )
-        first = last
 
 
 def _register_hooks(model: nn.Module, groups: Sequence[HookedBranches], attached: Attached) -> None:
     """Register the hooks of all branches that are not ordinary ones."""
-    weights = attached.shortcuts
+    for group, first, last in _numbered(groups):
+        if not attached.shortcuts.plain(first, last):
+            group.register(model, attached.weights, first)
+            attached.hooked.append(group)
+    if attached.hooked:
+        _forget_graphs()
+
+
+def _numbered(groups: Sequence[HookedBranches]) -> Iterator[tuple[HookedBranches, int, int]]:
+    """Yield each group with the number of its first branch in the model, and of the first branch after it."""
     first = 0
     for group in groups:
         last = first + len(group.norms)
-        if not weights.plain(first, last):
-            group.register(model, attached.weights, first)
-            attached.hooked.append(group)
+        yield group, first, last
         first = last
-    if attached.hooked:
-        _forget_graphs()
 
 
 def _check_not_attached(model: nn.Module) -> None:

@@ -17,13 +17,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from uvit_decay.images.autoencoder_files import find_in_pipeline, load_autoencoder
+from uvit_decay.images.autoencoder_files import absolute_name, find_in_pipeline, load_autoencoder
 from uvit_decay.images.io import to_float, to_uint8
 from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.files import quote_path
@@ -197,12 +196,10 @@ class Autoencoder:
         net = load_autoencoder(vae)
         self.is_tiny = type(net).__name__ == "AutoencoderTiny"
         channels, factor = _try(net.eval(), vae)
-        folder = Path(vae)
-        name = str(folder.resolve()) if folder.is_dir() else vae
         with explain(f"the configuration of the autoencoder {vae}", KeyError, TypeError, ValueError):
             normalisation = _normalisation(net.config, self.is_tiny)
             sha256 = digest(net.state_dict())
-            self.space = LatentSpace(name, sha256, channels=channels, factor=factor, **normalisation)
+            self.space = LatentSpace(absolute_name(vae), sha256, channels=channels, factor=factor, **normalisation)
         self.dtype = dtype
         # Twice as fast with channels last in bfloat16 on CPUs; float32 gains 5 % and keeps the same bytes.
         layout = torch.channels_last if dtype == torch.bfloat16 else torch.preserve_format

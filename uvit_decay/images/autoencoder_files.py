@@ -29,6 +29,12 @@ def find_in_pipeline(vae: str) -> str:
     return vae
 
 
+def absolute_name(vae: str) -> str:
+    """Return the absolute path of an autoencoder's folder; a hub id stays as it is."""
+    folder = Path(vae)
+    return str(folder.resolve()) if folder.is_dir() else vae
+
+
 def _check_exists(vae: str) -> None:
     """Raise an error unless this is a folder, or an autoencoder of the hub that is in the cache or can be reached.
 

@@ -18,6 +18,7 @@ from uvit_decay.diffusion.noise_path import GVP, VP, DDPMLinear, Linear, NoisePa
 from uvit_decay.diffusion.prediction import Prediction
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.images.autoencoder import LatentSpace
+from uvit_decay.images.autoencoder_files import absolute_name
 from uvit_decay.nn.mae import MAE
 from uvit_decay.nn.sit import SiT
 from uvit_decay.nn.uvit import UViT
@@ -271,9 +272,7 @@ class StateDict:
     def latents(self, channels: int, vae: str | None) -> LatentSpace | None:
         """Return the latent space of a network of 4 channels, Stable Diffusion's; None for other networks."""
         if channels == STABLE_DIFFUSION.channels:
-            name = vae or STABLE_DIFFUSION.vae
-            folder = Path(name)
-            return replace(STABLE_DIFFUSION, vae=str(folder.resolve()) if folder.is_dir() else name)
+            return replace(STABLE_DIFFUSION, vae=absolute_name(vae or STABLE_DIFFUSION.vae))
         if vae is not None:
             raise UserError(f"{self.where} makes pixels of {channels} channels, not latents: leave out --vae")
         return None
