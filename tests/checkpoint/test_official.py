@@ -161,6 +161,13 @@ def test_ours_to_official_to_ours_is_equal(trained, tmp_path, weights):
     assert (back.card.weights, back.card.class_names, back.path) == (weights, ours.card.class_names, ours.path)
 
 
+def test_the_folder_of_an_autoencoder_is_stored_whole(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "vae").mkdir()
+    model = recognise(tiny(channels=4), ImportOptions(heads=2, vae="vae", alpha_min=0.7), HERE)
+    assert model.latents.vae == str((tmp_path / "vae").resolve())
+
+
 def test_a_safetensors_file_is_exported_again(trained, tmp_path):
     first, second = tmp_path / "first.safetensors", tmp_path / "second.safetensors"
     export_file(trained, first, "raw")
