@@ -166,6 +166,7 @@ ANNOTATIONS = "val_0.JPEG\tn02\t0\t32\t44\t62\nval_1.JPEG\tn01\t52\t55\t57\t59\n
         ("val_annotations.txt", ANNOTATIONS),  # of Tiny-ImageNet
         ("val.txt", "images/val_0.JPEG n02\nimages/val_1.JPEG n01\nimages/val_2.JPEG n02\n"),  # of Caffe's converter
         ("labels.csv", "id,breed\nval_0,n02\nval_1,n01\nval_2,n02\n"),  # of a Kaggle competition
+        ("own.csv", "picture,class\nval_0.JPEG,n02\nval_1.JPEG,n01\nval_2.JPEG,n02\n"),
         ("table.tsv", "\ufefffilename\tsplit\tclass\nval_0.JPEG\tx\tn02\nval_1.JPEG\tx\tn01\nval_2.JPEG\tx\tn02\n"),
         ("windows.csv", "Path,Label\r\nimages\\val_0.JPEG,n02\r\nimages\\val_1.JPEG,n01\r\nimages\\val_2.JPEG,n02\r\n"),
     ],
@@ -209,6 +210,13 @@ def test_a_table_that_does_not_fit_is_refused_with_a_count_and_the_first(tmp_pat
     with raises_user_error("dataset.json", *words):
         list_images(folder)
     assert list_images(folder, None, LabelOptions("folders")).class_names == ()
+
+
+def test_a_label_below_0_is_refused_in_text_too(tmp_path):
+    folder = tree(tmp_path / "set", ["a.png", "b.png"])
+    (tmp_path / "labels.csv").write_text("picture,class\na.png,-1\nb.png,1\n")
+    with raises_user_error("labels.csv", "1 of 2", "-1"):
+        list_images(folder, None, LabelOptions(str(tmp_path / "labels.csv")))
 
 
 def test_an_entry_without_an_image_is_said(tmp_path, caplog):

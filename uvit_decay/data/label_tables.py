@@ -133,6 +133,8 @@ def _parse_text(where: str, text: str, column: str | None, flag: str, metadata: 
     header = [cell.strip() for cell in rows[0]]
     lower = [cell.lower() for cell in header]
     known = [name for name in NAME_COLUMNS if name in lower]
+    if not known and _names_labels(lower):
+        known = lower[:1]
     if metadata or known:
         names = FILE_NAME if metadata else header[lower.index(known[0])]
         label = _choose_column(where, header, names, column, flag)
@@ -146,9 +148,16 @@ def _parse_text(where: str, text: str, column: str | None, flag: str, metadata: 
     if short:
         raise UserError(f"{where}: {len(short)} rows without a name and a label, the first is {' '.join(short[0])!r}")
     labels: list[Any] = [row[second].strip() for row in rows]
-    if all(re.fullmatch(r"\d{1,18}", label) for label in labels):
+    if all(re.fullmatch(r"-?\d{1,18}", label) for label in labels):
         labels = [int(label) for label in labels]
     return [(row[first].strip(), label) for row, label in zip(rows, labels, strict=True)]
+
+
+def _names_labels(cells: Sequence[str]) -> bool:
+    """Return whether a first row is a header by its columns of labels, such as `picture,class`."""
+    first, *others = cells
+    is_file = "." in first
+    return not is_file and not LABEL_WORDS.isdisjoint(others)
 
 
 def _split_rows(where: str, text: str) -> list[list[str]]:
