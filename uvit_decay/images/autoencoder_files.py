@@ -17,7 +17,7 @@ from uvit_decay.runtime.files import check_file
 MOST_LAYERS = 1000  # of each block of an autoencoder
 CONFIG = "config.json"  # of an autoencoder
 PIPELINE_INDEX, PART = "model_index.json", "vae"  # of a pipeline: its index, and the folder of its autoencoder
-HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 FLOATING = frozenset({"F16", "BF16", "F32", "F64"})  # dtypes of safetensors
 
 
@@ -30,9 +30,17 @@ def find_in_pipeline(vae: str) -> str:
 
 
 def absolute_name(vae: str) -> str:
-    """Return the absolute path of an autoencoder's folder; a hub id stays as it is."""
+    """Return the absolute path of an autoencoder's folder; a hub id stays as it is.
+
+    Raises:
+        UserError: neither an existing folder nor a hub id.
+    """
     folder = Path(vae)
-    return str(folder.resolve()) if folder.is_dir() else vae
+    if folder.exists():
+        return str(folder.resolve())
+    if not HUB_ID.fullmatch(vae):
+        raise UserError(f"the autoencoder {vae} cannot be loaded: no such folder; give a folder or a hub id with --vae")
+    return vae
 
 
 def _check_exists(vae: str) -> None:
@@ -42,10 +50,8 @@ def _check_exists(vae: str) -> None:
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 
-    if Path(vae).exists():
+    if Path(absolute_name(vae)).exists():
         return
-    if not HUB_ID.fullmatch(vae):
-        raise UserError(f"the autoencoder {vae} cannot be loaded: no such folder; give a folder or a hub id with --vae")
     if not isinstance(try_to_load_from_cache(vae, CONFIG), str):
         get_hf_file_metadata(hf_hub_url(vae, CONFIG))
 
