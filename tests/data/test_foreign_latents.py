@@ -231,3 +231,10 @@ def test_damaged_files_of_the_others_are_refused(tmp_path):
         convert(shards, tmp_path / "out", "--image-size", "64")
     with raises_user_error("fast-DiT", "REPA", "LightningDiT"):
         convert(tmp_path, tmp_path / "out")
+
+
+def test_an_autoencoder_that_is_not_there_is_refused(tmp_path):
+    write_fast_dit(tmp_path / "features")
+    with raises_user_error("./missing", "--vae"):
+        convert(tmp_path / "features", tmp_path / "out", "--vae", "./missing")
+    assert not (tmp_path / "out").exists()

@@ -167,6 +167,8 @@ ANNOTATIONS = "val_0.JPEG\tn02\t0\t32\t44\t62\nval_1.JPEG\tn01\t52\t55\t57\t59\n
         ("val.txt", "images/val_0.JPEG n02\nimages/val_1.JPEG n01\nimages/val_2.JPEG n02\n"),  # of Caffe's converter
         ("labels.csv", "id,breed\nval_0,n02\nval_1,n01\nval_2,n02\n"),  # of a Kaggle competition
         ("own.csv", "picture,class\nval_0.JPEG,n02\nval_1.JPEG,n01\nval_2.JPEG,n02\n"),
+        ("split.csv", "photo,split,class_id\nval_0.JPEG,x,n02\nval_1.JPEG,x,n01\nval_2.JPEG,x,n02\n"),
+        ("no_header.txt", "val_0 n02\nval_1 n01\nval_2 n02\n"),
         ("table.tsv", "\ufefffilename\tsplit\tclass\nval_0.JPEG\tx\tn02\nval_1.JPEG\tx\tn01\nval_2.JPEG\tx\tn02\n"),
         ("windows.csv", "Path,Label\r\nimages\\val_0.JPEG,n02\r\nimages\\val_1.JPEG,n01\r\nimages\\val_2.JPEG,n02\r\n"),
     ],
@@ -179,6 +181,18 @@ def test_a_table_names_images_as_its_writer_does(tmp_path, name, text):
     assert data.class_names == ("n01", "n02")
     assert data.train.labels.tolist() == [0, 0, 1, 1]
     assert data.test.labels.tolist() == [1, 0, 1]
+
+
+@pytest.mark.parametrize("test_labels", ["auto", "folders"])
+def test_the_column_of_the_training_labels_asks_for_no_table_of_the_test_images(tmp_path, test_labels):
+    train = tree(tmp_path / "train", ["a.png", "b.png"])
+    test = tree(tmp_path / "test", ["cat/c.png", "dog/d.png"])
+    (tmp_path / "train.csv").write_text("file,fine_label,coarse_label\na.png,dog,x\nb.png,cat,x\n")
+    options = {"labels": str(tmp_path / "train.csv"), "label_column": "fine_label"}
+    data = opened(train, test_path=str(test), test_labels=test_labels, **options)
+    assert (data.train.labels.tolist(), data.test.labels.tolist()) == ([1, 0], [0, 1])
+    with raises_user_error("table", "--data.label_column"):
+        opened(test, label_column="fine_label")
 
 
 def test_test_images_may_lack_the_last_class_indices(tmp_path):
@@ -210,6 +224,20 @@ def test_a_table_that_does_not_fit_is_refused_with_a_count_and_the_first(tmp_pat
     with raises_user_error("dataset.json", *words):
         list_images(folder)
     assert list_images(folder, None, LabelOptions("folders")).class_names == ()
+
+
+def test_the_column_that_is_asked_for_makes_the_first_row_a_header(tmp_path):
+    folder = tree(tmp_path / "set", ["a.png", "b.png"])
+    (tmp_path / "table.csv").write_text("photo,age,breed\na.png,3,pug\nb.png,4,akita\n")
+    listing = list_images(folder, None, LabelOptions(str(tmp_path / "table.csv"), "breed"))
+    assert (listing.class_names, listing.labels) == (("akita", "pug"), (1, 0))
+
+
+def test_class_indices_below_an_unusual_header_stay_indices(tmp_path):
+    folder = tree(tmp_path / "set", [f"{i:02}.png" for i in range(11)])
+    rows = [f"{i:02}.png,{i}" for i in range(11)]
+    (tmp_path / "table.csv").write_text("\n".join(["scan,class_id", *rows]))
+    assert list_images(folder, None, LabelOptions(str(tmp_path / "table.csv"))).labels == tuple(range(11))
 
 
 def test_a_label_below_0_is_refused_in_text_too(tmp_path):

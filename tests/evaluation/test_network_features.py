@@ -128,6 +128,7 @@ def test_other_classes_have_no_consistency(classifier, tmp_path, monkeypatch, ca
         (["--features", "timm:nothing=foreign.safetensors"], ("timm", "nothing")),
         (["--features", ROOT / "checkpoints" / "digits.safetensors"], ("digits.safetensors", "UViT", "classifier")),
         (["--features", "CLASSIFIER", "--feature-precision", "bf16"], "--feature-precision bf16"),
+        (["--features", "small-cnn", "--feature-precision", "bf16"], "--feature-precision bf16"),
         (["--features", "CLASSIFIER", "--num", "9"], ("9", "fd", "17")),
         (["--features", "small-cnn", "--reference", "unlabelled.npz"], ("small-cnn", "unlabelled.npz", "classes")),
         (["--features", "CLASSIFIER", "--metrics", "fd", "--ceiling", "few.npz"], ("few", "9", "fd")),
@@ -187,3 +188,13 @@ def test_a_configuration_names_features_like_the_command(tmp_path, monkeypatch, 
     with pytest.raises(SystemExit):
         train(monkeypatch, tmp_path, "fit", *flags, "--print_config")
     assert "extractor: small-cnn\n" in capsys.readouterr().out
+
+
+def test_statistics_of_one_name_give_reports_of_two_names(classifier, tmp_path, monkeypatch):
+    features = ["--features", classifier]
+    for split in ("train", "test"):
+        evaluate(monkeypatch, tmp_path, "statistics", f"digits:{split}", *features, "--out", f"{split}/real.npz")
+    samples = ["--samples", "digits:test", "--metrics", "fd"]
+    for split in ("train", "test"):
+        evaluate(monkeypatch, tmp_path, "generation", *samples, "--reference", f"{split}/real.npz", *features)
+    assert len(list(tmp_path.glob("*.json"))) == 2

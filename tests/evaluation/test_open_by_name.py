@@ -116,6 +116,23 @@ def test_images_of_many_sizes_are_refused_or_cropped(forms, images):
 def test_jpegs_are_told(tmp_path, images):
     Image.fromarray(images[0].permute(1, 2, 0).numpy()).save(tmp_path / "a.JPG")
     assert open_images(str(tmp_path), 3).has_jpegs
+    (tmp_path / "b.jpeg").write_bytes((tmp_path / "a.JPG").read_bytes())
+    for memory_gb in (4.0, 0.0):
+        data = Images(str(tmp_path), image_size=16, batch_size=1, holdout=0.5, memory_gb=memory_gb)
+        data.setup()
+        for part in (data.train, data.test):
+            assert DatasetImages("part", part, 3, ()).has_jpegs
+
+
+def test_a_folder_keeps_the_dot_in_its_name(forms):
+    (forms / "folder").rename(forms / "guided_1.5")
+    assert open_images(str(forms / "guided_1.5"), 3).name == "guided_1.5"
+    assert open_images(str(forms / "zipped.zip"), 3).name == "zipped"
+
+
+def test_an_array_in_grey_and_in_colour_has_two_fingerprints(forms):
+    grey, colour = (open_images(str(forms / "array.npz"), channels).fingerprint() for channels in (1, 3))
+    assert grey != colour
 
 
 @pytest.mark.parametrize(

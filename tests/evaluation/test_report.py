@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from uvit_decay.evaluation.feature_store import FeatureStore
-from uvit_decay.evaluation.generation import Comparison
+from uvit_decay.evaluation.generation import Comparison, are_same_classes
 from uvit_decay.evaluation.report import _measure_coverage
 from uvit_decay.evaluation.statistics_file import Reference
 
@@ -26,3 +26,18 @@ def test_coverage_is_the_share_of_reference_images_near_samples(ours):
     assert _measure_coverage(comparison, samples, reference) is None
     own.class_names, own.labels = ("one",), None
     assert _measure_coverage(comparison, samples, reference) is None
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "same"),
+    [
+        (("cat", "dog"), ("cat", "dog"), True),
+        (("cat", "dog"), ("dog", "cat"), False),
+        (("0", "1"), ("cat", "dog", "emu"), True),
+        (("0", "1", "2"), ("cat", "dog"), False),
+        (tuple(map(str, range(11))), tuple(sorted(map(str, range(11)))), False),
+        (tuple(sorted(map(str, range(11)))), tuple("abcdefghijk"), False),
+    ],
+)
+def test_numbers_count_classes_unless_these_are_numbers_in_another_order(ours, theirs, same):
+    assert are_same_classes(ours, theirs) is same

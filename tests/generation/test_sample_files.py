@@ -5,10 +5,14 @@ import shutil
 
 import numpy as np
 import pytest
-from conftest import pixels, refused, sample
+from conftest import pixels, refused, sample, save_tiny_vae
+from hub_folders import write_latent_sit
 from PIL import Image
-from refusals import find_line
+from refusals import find_line, raises_user_error
 
+from uvit_decay.generation.files import find_missing
+from uvit_decay.generation.options import SamplingOptions
+from uvit_decay.generation.samples import Samples
 from uvit_decay.runtime.files import claim_paths
 
 
@@ -108,3 +112,20 @@ def test_what_another_program_is_writing_is_left_alone(trained, tmp_path, monkey
         assert {*tmp_path.rglob("*")} == before
     sample(monkeypatch, tmp_path, "--ckpt", trained, "--num", 2, "--out", out)
     assert {path.name for path in tmp_path.iterdir()} == {out}
+
+
+def test_a_folder_is_not_completed_by_another_autoencoder_in_the_same_place(vae, tmp_path):
+    folder = shutil.copytree(vae, tmp_path / "vae")
+    file = write_latent_sit(tmp_path / "sit.safetensors", vae)
+    options = SamplingOptions(vae=str(folder))
+    (tmp_path / "p").mkdir()
+    first = Samples.from_options(file, options)
+    assert find_missing(tmp_path / "p", first, 2) == find_missing(tmp_path / "p", first, 2) == [0, 1]
+    shutil.rmtree(folder)
+    save_tiny_vae(folder, seed=1)
+    with raises_user_error("vae_sha256", "--out"):
+        find_missing(tmp_path / "p", Samples.from_options(file, options), 2)
+    about = json.loads((tmp_path / "p" / "sampling.json").read_text())
+    del about["vae_sha256"]  # as version 72e8659 wrote it
+    (tmp_path / "p" / "sampling.json").write_text(json.dumps(about))
+    assert find_missing(tmp_path / "p", first, 2) == [0, 1]

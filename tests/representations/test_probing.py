@@ -108,7 +108,8 @@ def test_features_are_taken_in_the_chosen_precision_which_the_protocol_says(digi
 def test_the_script_writes_table_protocol_and_image(trained, tmp_path, monkeypatch, capsys):
     options = ["--ckpt", trained, "--times", "0.05,0.3", "--max-train", 300, "--max-test", 100, "--precision", "bf16"]
     evaluate(monkeypatch, tmp_path, "probe", *options)
-    found = tmp_path / "probes" / "last-step12-ema-digits-max_train-300-max_test-100-times-0.05+0.3-bf16"
+    name = "last-step12-ema-digits-max_train-300-max_test-100-times-0.05+0.3-bf16"
+    (found,) = (tmp_path / "probes").glob(f"{name}_*")
     lines = (found / "probes.csv").read_text().splitlines()
     assert lines[0].split(",")[:7] == [
         *("layer", "name", "kind", "t", "held_out_accuracy", "test_accuracy", "best_on_test_accuracy")

@@ -12,13 +12,14 @@ from refusals import find_line, raises_user_error
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
+from uvit_decay.commands.features import ProbedOptions
 from uvit_decay.data import Digits
 from uvit_decay.diffusion.noise_path import VP
 from uvit_decay.representations import recipes
 from uvit_decay.representations.checks import choose_images
 from uvit_decay.representations.classification import Classifying
 from uvit_decay.representations.linear_probes import IN100, accuracies
-from uvit_decay.representations.networks import ProbedNetwork
+from uvit_decay.representations.networks import ProbedNetwork, open_probed_data
 from uvit_decay.representations.options import Classification
 from uvit_decay.representations.protocols import PROTOCOLS, PointProtocol
 from uvit_decay.representations.recipes import Cells, draw_shots
@@ -111,8 +112,8 @@ def test_every_protocol_evaluates_a_checkpoint_of_an_encoder(encoder, tmp_path, 
     evaluate(monkeypatch, tmp_path, "classify", "--ckpt", encoder, "--data", "digits", *options)
     (path,) = (tmp_path / "classify").glob("*.json")
     assert path.name.startswith("digits_mae-version_3-last-step5-ema-digits-max_train-400-max_test-100-draws-2-")
-    assert path.name.endswith(
-        "-protocol-in100-linear+logistic+knn+knn-without-pcs+few-shot-1+few-shot-5+few-shot-10-epochs-20.json"
+    assert path.name.rpartition("_")[0].endswith(
+        "-protocol-in100-linear+logistic+knn+knn-without-pcs+few-shot-1+few-shot-5+few-shot-10-epochs-20"
     )
     report = json.loads(path.read_text())
     assert list(report["protocols"]) == SINGLE
@@ -126,6 +127,22 @@ def test_every_protocol_evaluates_a_checkpoint_of_an_encoder(encoder, tmp_path, 
     out = capsys.readouterr().out
     for part in ("in100-linear: last", "best on test", "knn: test", "k 20; T 0.07", "pool all", "few-shot-5: mean"):
         assert part in out, part
+
+
+def test_results_of_files_of_one_name_have_other_names(digits, tmp_path):
+    network = ProbedNetwork(tiny_net(), "last", "last", {}, VP())
+    files = [tmp_path / "one" / "last.pth", tmp_path / "two" / "last.pth"]
+    tests = [None, "one/test", "two/test"]
+    names = {ProbedOptions(ckpt=file, test=test).name_result(network, digits, "") for file in files for test in tests}
+    assert len(names) == 6
+    assert all(name.startswith("last-digits") for name in names)
+
+
+def test_the_training_data_is_not_another_set_of_the_same_name(digits):
+    network = ProbedNetwork(tiny_net(), "last", "last", {}, VP(), data="digits", fingerprint=digits.fingerprint)
+    assert open_probed_data(network, None, None).fingerprint == digits.fingerprint
+    with raises_user_error("last", "digits", "--data"):
+        open_probed_data(replace(network, fingerprint="other"), None, None)
 
 
 def test_reports_of_other_options_have_other_names():

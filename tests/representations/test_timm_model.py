@@ -101,7 +101,8 @@ def test_weights_that_cannot_be_fetched_and_tags_that_are_not_there_are_one_line
 def test_a_timm_model_is_probed(file, image_dir, tmp_path, monkeypatch, capsys):
     options = ["--data", image_dir, "--test", image_dir, "--layers", "3,6", "--neighbours", 3, "--pool", "cls"]
     evaluate(monkeypatch, tmp_path, "probe", "--ckpt", f"timm:{NAME}={file}", *options)
-    folder = tmp_path / "probes" / f"{NAME}-vit-{image_dir.name}-{image_dir.name}-pool-cls-neighbours-3-layers-3+6"
+    name = f"{NAME}-vit-{image_dir.name}-{image_dir.name}-pool-cls-neighbours-3-layers-3+6"
+    (folder,) = (tmp_path / "probes").glob(f"{name}_*")
     protocol = json.loads((folder / "probes.json").read_text())["protocol"]
     assert (protocol["model"], protocol["weights"], protocol["pool"]) == (f"timm {NAME}", str(file), "cls")
     assert (protocol["times"], protocol["pictures"]) == ([0.0], "shorter side 183, bicubic, centre 160")

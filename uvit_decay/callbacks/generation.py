@@ -65,9 +65,10 @@ class GenerationMetrics(PeriodicSampling):
             than features, or if they have no classes and the extractor needs some, nothing is measured.
         reference: as --reference of evaluate.py, its images cropped to the size of the samples; null: the training
             images.
-        max_reference: largest number of training images in the reference, a fixed random choice. null halves the
-            reference, from at most 50,000 images, until its features and classifier cost at most a quarter of the
-            training, by their FLOPs; the samples may then cost the rest of the half.
+        max_reference: largest number of training images in the reference, a fixed random choice; images that
+            `reference` names are all taken. null halves either, from at most 50,000 images, until their features and
+            classifier cost at most a quarter of the training, by their FLOPs; the samples may then cost the rest of the
+            half.
         seed: seed of the samples.
         batch_size: images per batch on each device.
         allow_few: allow fewer images than features, for a trial.

@@ -5,6 +5,8 @@ Each command imports its libraries when it runs, so that help is quick.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +20,9 @@ from uvit_decay.runtime.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from uvit_decay.data.datamodule import ImageData
     from uvit_decay.evaluation.image_sources import ImageSource
+    from uvit_decay.representations.networks import ProbedNetwork
     from uvit_decay.runtime.precision import Precision
 
 
@@ -40,10 +44,19 @@ class ProbedOptions:
     test: str | None = None
     precision: PrecisionOption | None = None
 
-    @property
-    def test_suffix(self) -> str:
-        """The test images, for names of files: "-te" for --test te.zip; empty without --test."""
-        return f"-{Path(self.test).stem}" if self.test else ""
+    def name_result(self, network: ProbedNetwork, data: ImageData, settings: str) -> str:
+        """Return the default name of a result, with a hash of files and images, whose names may be those of others.
+
+        Args:
+            network: the opened `ckpt`.
+            data: the opened `data`.
+            settings: the settings, as a part of the name.
+        """
+        test = f"-{Path(self.test).stem}" if self.test else ""
+        paths = [str(Path(path).resolve()) for path in (self.ckpt, self.test or "")]
+        text = json.dumps([*paths, data.fingerprint])
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        return f"{network.name}-{data.name}{test}{settings}_{digest[:8]}"
 
 
 def probe(
@@ -76,12 +89,12 @@ def probe(
         about = {**network.about, **describe_data(data, network.fingerprint)}
         check_probed(network.net, network.path, data, probing)
         precision = chosen_precision(probed.precision, device)
-        name = f"{network.name}-{data.name}{probed.test_suffix}{probing.name}{_suffix(precision)}"
+        settings = f"{probing.name}{_suffix(precision)}"
         reference = None
         if protocol.needs_reference:
             reference = open_reference(network, probing, alignment, loading.trust, device, precision)
-            name += f"-{reference.network.name}{alignment.name}"
-        out = out or Path("probes", name)
+            settings += f"-{reference.network.name}{alignment.name}"
+        out = out or Path("probes", probed.name_result(network, data, settings))
         with claim_outputs(out, processes=processes, folder=True):
             if processes.is_main:
                 for name in ("probes.*", "cknna.*", "noise_share.*"):
@@ -124,8 +137,8 @@ def classify(
         data = open_probed_data(network, probed.data, probed.test)
         classifying = Classifying(network, data, classification)
         precision = chosen_precision(probed.precision, device)
-        name = f"{network.name}-{data.name}{probed.test_suffix}{classification.name}{_suffix(precision)}.json"
-        out = out or Path("classify", name)
+        name = probed.name_result(network, data, f"{classification.name}{_suffix(precision)}")
+        out = out or Path("classify", f"{name}.json")
         with claim_outputs(out, processes=processes):
             report = classifying.report(device, precision, processes)
             if report is not None:

@@ -27,10 +27,12 @@ class ImageSet(ABC):
     """Images of one size in their stored form, read by lists of indices: uint8 (b, c, h, w) and int64 labels (b,).
 
     `labels` (n,) has the labels of all images, on the CPU. `crop` scales and crops images when they are read.
+    `has_jpegs` is true if images come from JPEGs, whose artefacts change metrics.
     """
 
     labels: Tensor
     crop: Crop | None = None
+    has_jpegs = False
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -150,7 +150,7 @@ class _CIFAR(ImageData, ABC):
         """Return the message of an error if neither the folder nor the archive exists."""
         official = self.official()
         sought = f"neither the folder {official.base_folder} nor {self._archive()} exists"
-        hint = "see why its download failed" if self.download else "set --data.download true"
+        hint = "see why its download failed" if self.download else "run train.py with --data.download true"
         return f"no {official.__name__} at {self.path}: {sought}; put {official.url} there, or {hint}"
 
 

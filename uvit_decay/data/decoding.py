@@ -301,7 +301,7 @@ def _reduce_levels(image: Image.Image, reading: Reading) -> Image.Image:
     inside = (values >= 0) & (values <= top)  # False for NaN
     if not inside.all():  # clipping would turn floats 0..255 white
         found = f"values {values.min()} to {values.max()} in mode {image.mode}"
-        raise ValueError(f"{found}, expected 0 to {top}; the value of white is set by --data.white")
+        raise ValueError(f"{found}, expected 0 to {top}; train.py takes the value of white from --data.white")
     grey = np.rint(values * (255 / top)).astype(np.uint8)
     if "transparency" in image.info and reading.on_white:  # PNG: the one grey value that is transparent
         grey[values == image.info["transparency"]] = 255

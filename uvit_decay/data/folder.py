@@ -30,7 +30,7 @@ from uvit_decay.data.image_files import (
     try_read,
 )
 from uvit_decay.data.labels import AUTO, FOLDERS, LEAF, LabelOptions
-from uvit_decay.data.on_disk import OnDisk, find_brightest
+from uvit_decay.data.on_disk import OnDisk, warn_of_dark_images
 from uvit_decay.data.unread import UNREAD, describe_listing, leave_out_unreadable, remark_on_enlarging, store_list
 from uvit_decay.images.class_names import class_list
 from uvit_decay.runtime.errors import UserError, check_numbers
@@ -39,8 +39,7 @@ from uvit_decay.runtime.random import generator
 from uvit_decay.runtime.typed import check_types
 
 MOST_SIDE = 1024  # pixels; larger images are rarely what a network is built for
-EIGHTH = 32  # of 255: images that stay darker have probably another range
-SKIP_HINT = "; to leave such images out, --data.skip_unreadable true"
+SKIP_HINT = "; train.py leaves such images out with --data.skip_unreadable true"
 
 
 @check_types
@@ -144,10 +143,13 @@ class Images(ImageData):
                 test = self._adopt_classes(test, listing)
             self._compare(listing, training, test)
         self.train = self._train_set(listing, training)
+        self.train.has_jpegs = listing.has_jpegs
         if test is not None:
             self.test = self._set(test, list(range(len(test.members))))
+            self.test.has_jpegs = test.has_jpegs
         elif held_out:
             self.test = self._set(listing, held_out)
+            self.test.has_jpegs = listing.has_jpegs
         if isinstance(self.train, InMemory):
             self.num_workers = 0
         self._tell_what_was_read(listing, test)
@@ -166,14 +168,7 @@ class Images(ImageData):
         if self._transparent:
             seen = f"{self._transparent:,} of {self._seen:,} pictures looked at"
             rank_zero_info(f"{self.path}: {seen} are transparent; they are put on white")
-        self._warn_of_dark_images()
-
-    def _warn_of_dark_images(self) -> None:
-        """Warn if no image of a sample of the training set reaches an eighth of the range."""
-        brightest = find_brightest(self.train)
-        if brightest < EIGHTH:
-            hint = "if their files hold 12 bits in 16, set --data.white 4095"
-            rank_zero_info(f"warning: {self.path}: no pixel is brighter than {brightest} of 255; {hint}")
+        warn_of_dark_images(self.path, self.train, "if their files hold 12 bits in 16, set --data.white 4095")
 
     def _store_unread(self, lines: Sequence[str]) -> str:
         """Store a list of images that cannot be read in the folder of the run, on rank 0; return its name.
@@ -198,7 +193,8 @@ class Images(ImageData):
         source = self.test_labels
         if source == AUTO and self.labels in (None, FOLDERS, LEAF):
             source = self.labels
-        return training, self._list(self.test_path, LabelOptions(source, self.label_column, "--data.test_labels"))
+        options = LabelOptions(source, self.label_column, "--data.test_labels", needs_table=False)
+        return training, self._list(self.test_path, options)
 
     def _list(self, path: str, labels: LabelOptions) -> Listing:
         classes = None if self.classes is None else class_list(self.classes)

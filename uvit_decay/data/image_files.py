@@ -34,6 +34,7 @@ from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import at_home, check_images_exist
 from uvit_decay.runtime.progress import track
 
+LOSSY = (".jpg", ".jpeg")
 _PATIENCE = 3.0  # seconds after which a bar appears
 MOST_TRIED = 2000  # images of a set that are all tried, to count them, if one of a batch cannot be read
 MOST_NAMED = 8  # images that cannot be read in a message
@@ -75,6 +76,11 @@ class Listing:
     def in_archive(self) -> bool:
         """True if the images are members of a zip or tar, so that their sizes are known without accessing each file."""
         return self.spans is not None or not self.path.is_dir()
+
+    @property
+    def has_jpegs(self) -> bool:
+        """True if some images are JPEGs by their names."""
+        return any(name.lower().endswith(LOSSY) for name in self.members)
 
     @property
     def stored_in(self) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ DATASET = "dataset.json"
 METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 FILE_NAME = "file_name"  # the column of names in metadata
 NAME_COLUMNS = (FILE_NAME, "filename", "file", "filepath", "file_path", "path", "image", "image_name", "image_id")
-NAME_COLUMNS += ("img", "name", "id")
+NAME_COLUMNS += ("image_path", "img_path", "img_name", "fname", "filenames", "img", "name", "id")
 LABEL_WORDS = {"label", "labels", "class", "category", "target"}  # a column of labels has one, such as fine_label
 
 
@@ -133,7 +133,7 @@ def _parse_text(where: str, text: str, column: str | None, flag: str, metadata: 
     header = [cell.strip() for cell in rows[0]]
     lower = [cell.lower() for cell in header]
     known = [name for name in NAME_COLUMNS if name in lower]
-    if not known and _names_labels(lower):
+    if not known and (_names_labels(lower) or column in header[1:]):
         known = lower[:1]
     if metadata or known:
         names = FILE_NAME if metadata else header[lower.index(known[0])]
@@ -156,8 +156,13 @@ def _parse_text(where: str, text: str, column: str | None, flag: str, metadata: 
 def _names_labels(cells: Sequence[str]) -> bool:
     """Return whether a first row is a header by its columns of labels, such as `picture,class`."""
     first, *others = cells
-    is_file = "." in first
-    return not is_file and not LABEL_WORDS.isdisjoint(others)
+    names_image = re.search(r"[.\d]", first) is not None
+    return not names_image and any(_has_labels(name) for name in others)
+
+
+def _has_labels(column: str) -> bool:
+    """Return whether the name of a column has a word of LABEL_WORDS, such as fine_label."""
+    return not LABEL_WORDS.isdisjoint(re.split(r"[^a-z]+", column.lower()))
 
 
 def _split_rows(where: str, text: str) -> list[list[str]]:
@@ -184,7 +189,7 @@ def _choose_column(where: str, columns: Sequence[str], names: str, wanted: str |
         if wanted not in others:
             raise UserError(f"{where}: no column {wanted}; set {flag} to one of {', '.join(others)}")
         return wanted
-    found = [column for column in others if LABEL_WORDS & set(re.split(r"[^a-z]+", column.lower()))]
+    found = [column for column in others if _has_labels(column)]
     if not found and names != FILE_NAME and len(others) == 1:
         found = others  # a table of names and classes
     if not found:

@@ -48,12 +48,14 @@ class LabelOptions:
         column: the column of labels in a table; None takes the only one.
         flag: the option that sets `source`, for messages; empty if only a configuration can.
         column_flag: the option that sets `column`, for messages.
+        needs_table: refuse `column` without a table; false for test images, whose column is the training images'.
     """
 
     source: str | None = AUTO
     column: str | None = None
     flag: str = "--data.labels"
     column_flag: str = "--data.label_column"
+    needs_table: bool = True
 
     def typed(self, source: str) -> str:
         """Return what to set for another source of labels."""
@@ -106,7 +108,7 @@ def find_labels(path: Path, images: ArchiveIndex, others: ArchiveIndex, options:
     elif source not in (FOLDERS, LEAF):
         depth = count_wrappers(folders.values())
         return _label_by_table(path, images.names, _open_table(options), _list_keys(path, depth), depth, options)
-    if options.column is not None:
+    if options.column is not None and options.needs_table:
         raise UserError(f"{path} has no table of labels; leave out {options.column_flag} {options.column}")
     return _label_by_folders(path, images.names, folders, options)
 

@@ -64,6 +64,7 @@ def _inception(request: ExtractorRequest) -> Extractor:
 def _small_cnn(request: ExtractorRequest) -> Extractor:
     from uvit_decay.metrics import SmallClassifier
 
+    _check_float32(request.options)
     return SmallClassifier()
 
 
@@ -78,11 +79,15 @@ def _network(request: ExtractorRequest) -> Extractor:
     """Return the features of a network in a file; it is loaded."""
     from uvit_decay.evaluation.network_features import NetworkFeatures
 
-    options = request.options
+    _check_float32(request.options)
+    return NetworkFeatures(request.options.name, request.trusted)
+
+
+def _check_float32(options: FeatureOptions) -> None:
+    """Raise a UserError if features that are always computed in float32 are asked for in another precision."""
     if options.feature_precision != "float32":
         flag = f"--feature-precision {options.feature_precision}"
         raise UserError(f"{flag} is for Inception and DINOv2, --features {options.name} are in float32; leave it out")
-    return NetworkFeatures(options.name, request.trusted)
 
 
 EXTRACTORS: dict[str, Callable[[ExtractorRequest], Extractor]] = {

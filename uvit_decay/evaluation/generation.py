@@ -13,7 +13,7 @@ import torch
 
 from uvit_decay.evaluation.extract import Extraction
 from uvit_decay.evaluation.feature_store import FeatureStore
-from uvit_decay.evaluation.image_sources import ArrayImages, ChosenImages, ImageSource
+from uvit_decay.evaluation.image_sources import ArrayImages, ChosenImages, ImageSource, describe_file
 from uvit_decay.evaluation.metric_table import (
     CLASSIFIER_ACCURACY,
     CONSISTENCY,
@@ -155,6 +155,8 @@ class Comparison:
         settings = {**self.metadata(), "metrics": self.metrics, "samples": self.samples.fingerprint()}
         if self.reference is not None:
             settings["images"] = self.reference.fingerprint()
+        if self.file is not None:
+            settings["statistics of"] = describe_file("file", self.file.path)
         text = json.dumps(settings, sort_keys=True, default=str)
         digest = hashlib.sha256(text.encode()).hexdigest()
         return f"{self.name}_{digest[:8]}.json"
@@ -310,10 +312,15 @@ class Comparison:
 def are_same_classes(ours: Sequence[str], theirs: Sequence[str]) -> bool:
     """Return whether the classes of samples are those of the other side, in the same order.
 
-    The labels of an array are numbers: they count the other side's classes, and the last ones may be missing.
+    The labels of an array are numbers: they count the other side's classes, and the last ones may be missing. Folders
+    whose names are numbers are sorted as text, "0", "1", "10", so numbers do not count them.
     """
-    numbered = _are_numbers(ours) or _are_numbers(theirs)
-    return ours == theirs or (numbered and len(ours) <= len(theirs))
+    if ours == theirs:
+        return True
+    sides = (ours, theirs)
+    if any(all(name.isdecimal() for name in side) and not _are_numbers(side) for side in sides):
+        return False
+    return any(map(_are_numbers, sides)) and len(ours) <= len(theirs)
 
 
 def _are_numbers(names: Sequence[str]) -> bool:

@@ -28,7 +28,6 @@ from uvit_decay.runtime.distributed import COMPARED
 from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.random import subset
 
-LOSSY = (".jpg", ".jpeg")
 MOST_CLASSES = 100_000  # limit of the labels of an array
 SOURCE = "path"  # key of the fingerprint of files: their folder, archive or array
 READ = 64  # images of files whose pixels are in the fingerprint: how files are decoded may change
@@ -123,9 +122,10 @@ class FileImages(ImageSource):
             how = "are put on white" if reading.on_white else "lose their transparency, as in torch-fidelity"
             seen = f"{transparent:,} of {len(measured):,} pictures looked at"
             self.remark = f"{seen} of {path} are transparent: they {how}"
-        self.name = path.resolve().stem
+        place = path.resolve()
+        self.name = place.name if place.is_dir() else place.stem
         self.shape = (channels, side, side)
-        self.has_jpegs = any(name.lower().endswith(LOSSY) for name in self.listing.members)
+        self.has_jpegs = self.listing.has_jpegs
         if self.listing.class_names:
             self.labels = torch.tensor(self.listing.labels)
             self.class_names = self.listing.class_names
@@ -217,7 +217,7 @@ class ArrayImages(ImageSource):
         return expand_channels(images, self.shape[0])
 
     def fingerprint(self) -> dict[str, Any]:
-        return describe_file(SOURCE, self.path)
+        return {**describe_file(SOURCE, self.path), "shape": list(self.shape)}
 
 
 class DatasetImages(ImageSource):
@@ -245,6 +245,7 @@ class DatasetImages(ImageSource):
         _, stored_channels, height, width = first.shape
         _check_channels(name, stored_channels, channels)
         self.shape = (channels, height, width)
+        self.has_jpegs = images.has_jpegs
         self.labels = images.labels[self.chosen] if class_names else None
 
     def __len__(self) -> int:
@@ -352,6 +353,8 @@ class GeneratedImages(ImageSource):
             self._file |= describe_file("checkpoint", samples.file)
         if samples.guide is not None:
             self._file["guide"] = describe_file("file", samples.guide.file)
+        if samples.vae_sha256 is not None:
+            self._file["vae"] = samples.vae_sha256
         labels = samples.labels(range(num))
         if labels is not None:
             self.labels = torch.tensor(labels)

@@ -45,6 +45,7 @@ class Samples:
         decode: function from the float samples of the network to uint8 images.
         shape: (c, h, w) of an image; None means the shape of the network's images.
         vae: hub id or folder of the autoencoder that decodes latents; None for pixels.
+        vae_sha256: fingerprint of the autoencoder's weights; None for pixels.
         checkpoint: contents of the checkpoint; None for a network in training.
         file: path of the checkpoint.
         compiled: compile the network with torch.compile, for any batch size; it takes about a minute.
@@ -61,6 +62,7 @@ class Samples:
     decode: Callable[[Tensor], Tensor] = to_uint8
     shape: tuple[int, int, int] | None = None
     vae: str | None = None
+    vae_sha256: str | None = None
     checkpoint: Checkpoint | None = None
     file: Path | None = None
     compiled: bool = False
@@ -123,7 +125,7 @@ class Samples:
         space = autoencoder.space
         _, height, width = model.shape
         shape = (3, height * space.factor, width * space.factor)
-        return replace(samples, decode=autoencoder.decode, shape=shape, vae=space.vae)
+        return replace(samples, decode=autoencoder.decode, shape=shape, vae=space.vae, vae_sha256=space.sha256)
 
     def images(self, indices: Sequence[int]) -> Tensor:
         """Return the samples with these indices, in one batch: uint8 (b, c, h, w) on the sampling device."""

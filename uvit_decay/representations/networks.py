@@ -139,7 +139,13 @@ def open_probed_data(network: ProbedNetwork, data: str | None, test: str | None)
             raise UserError(f"{network.name} needs images: name them with --data")
         raise UserError(f"{network.name} was trained on {network.data}: name this data, or other data, with --data")
     net = network.net
-    return open_data(data or network.data, test, net.image_size, net.channels, network.is_encoder)
+    opened = open_data(data or network.data, test, net.image_size, net.channels, network.is_encoder)
+    if data is None and network.fingerprint not in (None, opened.fingerprint):
+        raise UserError(
+            f"{network.name} was trained on other images called {network.data}: name this data, or other data, with "
+            "--data"
+        )
+    return opened
 
 
 def fit_pictures(

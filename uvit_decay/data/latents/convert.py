@@ -15,6 +15,7 @@ from uvit_decay.data.latents.foreign import ForeignLatents
 from uvit_decay.data.latents.manifest import Manifest, Sums, false_colours, read, statistics
 from uvit_decay.data.latents.shards import Shard, check_shard, check_space, read_sums, write_labels, write_shard
 from uvit_decay.images.autoencoder import LatentSpace
+from uvit_decay.images.autoencoder_files import absolute_name
 from uvit_decay.images.class_names import class_hash, ordered_class_list
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import check_writable, claim_paths, remove_remains
@@ -45,16 +46,15 @@ def describe(
         shard_size: images in a file.
 
     Raises:
-        UserError: the size of the images is not known or does not fit, or the class list has another length.
+        UserError: the size of the images is not known or does not fit, the autoencoder is neither a folder nor a hub
+            id, or the class list has another length.
     """
     size = image_size or latents.image_size
     if size is None:
         raise UserError(f"{source}: its files do not tell the size of the encoded images: give --image-size")
     if size % latents.side:
         raise UserError(f"--image-size {size} is not a multiple of {latents.side}, the cells of its latents")
-    name = vae or latents.vae
-    if Path(name).is_dir():
-        name = str(Path(name).resolve())
+    name = absolute_name(vae) if vae else latents.vae
     factor = size // latents.side
     fields = latents.normalisation(scale)
     space = LatentSpace(name, sha256="", channels=latents.channels, factor=factor, **fields)

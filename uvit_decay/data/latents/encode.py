@@ -24,7 +24,7 @@ from uvit_decay.data.decoding import Decoding
 from uvit_decay.data.image_files import Listing
 from uvit_decay.data.latents.manifest import Manifest, Sums, read, statistics
 from uvit_decay.data.latents.shards import Shard, check_shard, check_space, crc32, read_sums, write_labels, write_shard
-from uvit_decay.data.on_disk import OnDisk
+from uvit_decay.data.on_disk import OnDisk, warn_of_dark_images
 from uvit_decay.images.autoencoder import Autoencoder, LatentSpace
 from uvit_decay.images.class_names import class_hash
 from uvit_decay.runtime.distributed import COMPARED, Processes
@@ -74,6 +74,8 @@ def encode(
         compared = images.stored(subset(images, COMPARED, "compared"))
         checksums = crc32(compared, 1).tolist()
         processes.check_same(f"settings or images of {listing.path}", [manifest.fingerprint, checksums])
+    hint = "files of 12 bits in 16 have to be scaled to 16 bits first"
+    warn_of_dark_images(str(listing.path), images, hint)
     with claim_paths(folder, first=processes.is_main):
         if processes.is_main:
             remove_remains(folder)  # before any process of this program writes
