@@ -47,6 +47,17 @@ def test_a_run_that_began_in_float32_goes_on_in_it(flags, precision, monkeypatch
     assert (began, resumed) == ([precision, []], [None, []])
 
 
+def test_a_run_without_a_logger_goes_on_in_float32_too(monkeypatch, caplog, tmp_path):
+    flags = ["--trainer.logger=false", "--ckpt_path=auto"]
+    for fast, steps in ((False, 1), (True, 2)):
+        monkeypatch.setattr(precision, "product_ratio", lambda fast=fast: 2.2 if fast else 0.5)
+        monkeypatch.setattr(cli, "product_ratio", precision.product_ratio)
+        train(monkeypatch, tmp_path, "fit", *WIDE, *flags, f"--trainer.max_steps={steps}")
+    (config,) = (tmp_path / "runs").rglob("config.yaml")
+    assert yaml.safe_load(config.read_text())["trainer"]["precision"] is None
+    assert not [text for text in caplog.messages if "bf16" in text]
+
+
 @pytest.mark.parametrize("flag", ["--trainer.precision=32-true", "--model.net.dim=64"])
 def test_what_is_asked_for_wins_and_narrow_networks_stay_in_float32(flag, monkeypatch, caplog, tmp_path):
     chosen, lines, _ = run(monkeypatch, caplog, tmp_path / "a", True, "--trainer.max_steps=1", flag)

@@ -80,6 +80,7 @@ def test_a_run_on_own_pictures_ends_in_its_minutes_and_goes_on_as_one_of_as_many
     [
         (["--minutes=5"], (-1, None)),
         (["--minutes", "5", "--trainer.max_epochs", "2"], (2000, 2)),
+        (["--minutes", "5", "--trainer.max_steps", "2000"], (2000, None)),
         ([], (2000, 2)),
     ],
 )

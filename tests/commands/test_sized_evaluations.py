@@ -6,6 +6,7 @@ import pytest
 import yaml
 from conftest import train
 from image_noise import tree
+from refusals import find_line
 
 from uvit_decay.callbacks import GenerationMetrics, LinearProbes
 from uvit_decay.data import Digits
@@ -42,11 +43,16 @@ def test_a_short_run_on_few_pictures_evaluates_no_more_than_it_trains(tmp_path, 
 
 
 @pytest.mark.slow
-def test_few_pictures_have_no_metrics(tmp_path, monkeypatch):
-    train(monkeypatch, tmp_path, "fit", *pictures(tmp_path, 40), "--trainer.max_steps=1")
+def test_few_pictures_have_no_metrics_and_these_are_not_missing_at_the_end(tmp_path, monkeypatch, caplog):
+    words = [*pictures(tmp_path, 40), "--trainer.max_steps=1", "--ckpt_path=auto"]
+    train(monkeypatch, tmp_path, "fit", *words)
     (run,) = (tmp_path / "runs").glob("*/version_0")
     assert not (run / "generation.jsonl").exists()
     assert (run / "probes.jsonl").exists()
+    launches = (run / "launches.jsonl").read_bytes()
+    train(monkeypatch, tmp_path, "fit", *words)
+    find_line(caplog.messages, "nothing is left to do", "step 1")
+    assert (run / "launches.jsonl").read_bytes() == launches
 
 
 def test_the_digits_keep_the_numbers_of_their_configuration(tmp_path, monkeypatch, capsys):
@@ -71,6 +77,12 @@ def test_sizes_follow_data_and_run():
     noisy = LinearProbes(max_train=None, every_n_steps=250, noise_draws=4, noise_images=20)
     sized = noisy._size(trainer, SimpleNamespace(path=object()))
     assert 0 < sized.max_train + sized.max_test <= 2000 * 32 * 3 / 2 / 9 / 8 - 4 * 20
+    at_end = LinearProbes(max_train=None)
+    sizes = []
+    for trainer.max_steps in (100, 200, 2000):  # as --minutes tries lengths, one after the other
+        at_end.preparations(trainer, SimpleNamespace(path=object()))
+        sizes.append(at_end.probing.max_test)
+    assert sizes[0] < sizes[1] < sizes[2] == len(digits.test)
     trainer.max_steps = -1
     assert probes._size(trainer, SimpleNamespace(path=object())).max_train == len(digits.train)
     assert GenerationMetrics(SmallClassifier(), num=None).affordable(trainer) == float("inf")

@@ -250,6 +250,15 @@ def test_damaged_files_of_a_run_are_one_line_that_names_them(name, content, tmp_
     assert not (tmp_path / "compare.csv").exists()
 
 
+def test_an_experiment_stands_for_its_newest_training_not_for_a_validation(tmp_path):
+    run = a_run(tmp_path)
+    (run / "checkpoints").mkdir()
+    validation = run.with_name("version_7")
+    validation.mkdir()
+    (validation / "config.yaml").write_text((run / "config.yaml").read_text())
+    assert Run.read(run.parent).folder == run
+
+
 def test_any_value_of_an_option_is_compared(tmp_path, monkeypatch, capsys):
     """A number beyond floats, a date, a nested list: all that YAML knows."""
     for i, value in enumerate((10**400, "2026-11-21", [[1]], None)):

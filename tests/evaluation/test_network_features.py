@@ -190,7 +190,7 @@ def test_a_configuration_names_features_like_the_command(tmp_path, monkeypatch, 
     assert "extractor: small-cnn\n" in capsys.readouterr().out
 
 
-def test_statistics_of_one_name_give_reports_of_two_names(classifier, tmp_path, monkeypatch):
+def test_statistics_of_one_name_give_reports_of_two_names(classifier, tmp_path, monkeypatch, capsys):
     features = ["--features", classifier]
     for split in ("train", "test"):
         evaluate(monkeypatch, tmp_path, "statistics", f"digits:{split}", *features, "--out", f"{split}/real.npz")
@@ -198,3 +198,5 @@ def test_statistics_of_one_name_give_reports_of_two_names(classifier, tmp_path, 
     for split in ("train", "test"):
         evaluate(monkeypatch, tmp_path, "generation", *samples, "--reference", f"{split}/real.npz", *features)
     assert len(list(tmp_path.glob("*.json"))) == 2
+    few = ["--reference", "test/real.npz", "--max-reference", 9]
+    find_line(refused(monkeypatch, tmp_path, capsys, "generation", *samples, *few, *features), "--max-reference")

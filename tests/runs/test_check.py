@@ -84,6 +84,10 @@ def test_a_constant_run_is_cooled_down_exactly(tmp_path, monkeypatch, capsys):
     assert same(ends[0]["state_dict"], ends[1]["state_dict"])
     states = [dict(leaves(end["optimizer_states"][0]["state"])) for end in ends]
     assert same(*states)
+    (middle,) = (tmp_path / "whole").rglob("step_00000004.ckpt")
+    shorter = [*cooled[:-2], "--trainer.max_steps=6", f"--ckpt_path={middle}"]
+    line = refused(capsys, train, monkeypatch, tmp_path, "fit", *shorter)
+    find_line(line, "begins at 3", "--trainer.max_steps 7")
 
 
 def test_every_other_difference_is_said_in_one_line(tmp_path, monkeypatch, caplog, capsys):
@@ -120,7 +124,10 @@ def test_other_images_of_the_same_counts_are_refused_unless_data_is_allowed(tmp_
     flags += [f"--ckpt_path={path}", "--trainer.max_steps=3"]
     turn(folder / "cat" / "1.png")
     write_zip(folder, tmp_path / "images.zip")
+    run = path.parents[1]
+    described = [(run / name).read_bytes() for name in ("config.yaml", "launches.jsonl")]
     assert "--resume.allow '[data]'" in refused(capsys, train, monkeypatch, tmp_path, "fit", *flags)
+    assert described == [(run / name).read_bytes() for name in ("config.yaml", "launches.jsonl")]
     train(monkeypatch, tmp_path, "fit", *flags, "--resume.allow=data")
     assert len(find_changes(caplog)) == 1
 

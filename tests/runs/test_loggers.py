@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -18,6 +19,7 @@ from uvit_decay.callbacks.periodic import record
 from uvit_decay.commands import cli
 from uvit_decay.data import Digits
 from uvit_decay.runs import history
+from uvit_decay.runs.log import RunFolder
 from uvit_decay.runs.loggers import tolerate_failure
 from uvit_decay.runtime.errors import UserError, user_errors
 from uvit_decay.runtime.signals import stoppable
@@ -129,6 +131,20 @@ def test_a_run_that_never_began_leaves_no_folder(tmp_path, hook, left):
     with raises_user_error("on purpose"):
         tiny_trainer(tmp_path, LambdaCallback(**{hook: fail}), logger=logger, max_steps=6).fit(tiny_task(), Digits(32))
     assert (tmp_path / "x" / "version_0").exists() == left
+
+
+def test_a_measurement_in_a_folder_without_a_log_is_kept(tmp_path):
+    logger = RunFolder("x", str(tmp_path))
+    fail = Mock(side_effect=UserError("on purpose"))
+
+    def measure_and_fail(trainer, task):
+        record(trainer, Path(logger.log_dir, "branches.jsonl"), {"norm": 1.0}, {}, {})
+        fail()
+
+    with raises_user_error("on purpose"):
+        callback = LambdaCallback(on_train_start=measure_and_fail)
+        tiny_trainer(tmp_path, callback, logger=logger, max_steps=6).fit(tiny_task(), Digits(32))
+    assert (tmp_path / "x" / "version_0" / "branches.jsonl").exists()
 
 
 def test_a_folder_that_holds_something_else_is_kept(tmp_path):

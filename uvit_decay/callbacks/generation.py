@@ -176,6 +176,9 @@ class GenerationMetrics(PeriodicSampling):
             raise UserError(needs)
         return None
 
+    def is_left_out(self, data: ImageData) -> bool:
+        return self._find_obstacle(data) is not None
+
     def preparations(self, trainer: Trainer, task: DiffusionTask) -> float:
         if not self._size:
             return 0.0

@@ -149,10 +149,16 @@ class Periodic(Callback):
             if not at_end:  # otherwise `on_train_end` evaluates, when all callbacks have begun
                 self._evaluate_once(trainer, task)
 
-    def lacks_result(self, folder: Path, step: int) -> bool:
+    def lacks_result(self, folder: Path, step: int, data: ImageData | None = None) -> bool:
         """Return whether the run in `folder` ends at `step` and has no record of the evaluation that is due there."""
+        if data is not None and self.is_left_out(data):
+            return False
         due = self.at_end or (self.every_n_steps > 0 and step % self.every_n_steps == 0)
         return due and not self._has_record(folder, step)
+
+    def is_left_out(self, data: ImageData) -> bool:
+        """Return whether nothing is evaluated because the data lack what this callback needs."""
+        return False
 
     def _has_record(self, folder: Path, step: int) -> bool:
         """Return whether a run folder has a record of the evaluation at a step; true if this callback keeps none."""

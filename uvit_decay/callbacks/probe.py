@@ -96,6 +96,7 @@ class LinearProbes(Periodic):
             noise_draws=noise_draws,
             noise_images=noise_images,
         )
+        self._whole = self.probing  # before it is sized to a run
         self.batch_size = batch_size
         self.watch = watch
         self.asked = precision
@@ -122,13 +123,16 @@ class LinearProbes(Periodic):
             return "they need test images, such as --data.holdout 0.1"
         return ""
 
+    def is_left_out(self, data: ImageData) -> bool:
+        return self.is_sized and self._find_reason_against(data) != ""
+
     def _size(self, trainer: Trainer, task: Task) -> Probing:
         """Return the options with the images that the run affords; the test images are as many in proportion."""
         data: ImageData = trainer.datamodule
         if self.reason:
             return self.probing
         train = min(MOST, len(data.train))
-        test = min(self.probing.max_test, len(data.test))
+        test = min(self._whole.max_test, len(data.test))
         levels = len(self.probing.levels(task.path is None))
         affordable = self.affordable(trainer) / levels - self._count_noisy(data)
         share = min(1.0, affordable / (train + test))
@@ -146,6 +150,11 @@ class LinearProbes(Periodic):
         if self.probing.layers is not None:
             return layers[-1]
         return default_layer(task.net, task.path)
+
+    def preparations(self, trainer: Trainer, task: Task) -> float:
+        if self.is_sized:
+            self.probing = self._size(trainer, task)  # which follows the length of the run
+        return 0.0
 
     def evaluations(self, trainer: Trainer, task: Task) -> int:
         if self.reason:

@@ -224,7 +224,7 @@ class CLI(LightningCLI):
         has_bar = any(isinstance(callback, ProgressBar) for callback in chosen)
         if given["enable_progress_bar"] is not False and not has_bar:
             given["callbacks"] = [*filter(None, chosen), Progress()]
-        given["precision"] = self._choose_precision(loggers)
+        given["precision"] = self._choose_precision(as_list(given["logger"]))
         if self._has_minutes():
             given["max_epochs"] = -1  # Lightning's default would be 1000
         try:

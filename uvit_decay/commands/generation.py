@@ -212,7 +212,9 @@ def generation(
             images = _open_checkpoint(ckpt, num, features, extractor, reference, sampling, processes)
         file, reference_images = open_reference(reference, images.shape[0], features.image_size, features.on_white)
         tell_what_was_read([images, reference_images], processes)
-        if max_reference is not None and reference_images is not None:
+        if max_reference is not None:
+            if file is not None:
+                raise UserError(f"--max-reference is for reference images, {file.path} has statistics: leave it out")
             reference_images = choose_reference(reference_images, max_reference)
         _prepare(extractor, features, images.shape, device, processes, reference, reference_images)
         comparison = Comparison(images, file, reference_images, extractor, device, sampling.batch_size, metrics)

@@ -26,9 +26,11 @@ ARCHIVES = (".zip", ".tar")
 def prefer_minutes(config: Namespace, words: Sequence[str]) -> None:
     """Let --minutes of the command line replace the length of a configuration; steps and epochs of flags stay."""
     flags = {word.partition("=")[0] for word in words}
-    if "--minutes" in flags and not flags & {"--trainer.max_steps", "--trainer.max_epochs"}:
+    if "--minutes" not in flags or "--trainer.max_epochs" in flags:
+        return
+    config.trainer.max_epochs = None  # epochs of the configuration would end a run whose steps are a flag
+    if "--trainer.max_steps" not in flags:
         config.trainer.max_steps = -1
-        config.trainer.max_epochs = None
 
 
 def name_run(config: Namespace) -> None:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from uvit_decay.compare.layers import ChosenProbes, LayerScores, Scores
 from uvit_decay.runs.history import (
+    CHECKPOINTS,
     CONFIG,
     GENERATION,
     METRICS,
@@ -72,7 +73,7 @@ class Run:
 
     @classmethod
     def read(cls, folder: Path, chosen: ChosenProbes | None = None) -> Run:
-        """Read the files that train.py wrote to `folder`; in the folder of an experiment, its newest run.
+        """Read the files that train.py wrote to `folder`; in the folder of an experiment, its newest training.
 
         Args:
             folder: folder of a run or an experiment.
@@ -83,7 +84,8 @@ class Run:
         """
         versions = list_run_folders(folder)
         if versions:
-            folder = versions[0]
+            trained = [version for version in versions if (version / CHECKPOINTS).exists()]  # a validation has none
+            folder = (trained or versions)[0]
         config = folder / CONFIG
         if not config.exists():
             raise UserError(f"{folder} has no config.yaml: name a run folder, such as runs/digits/version_0")

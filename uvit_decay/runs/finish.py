@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
+from uvit_decay.data.datamodule import ImageData
 from uvit_decay.runs.history import run_of
 from uvit_decay.runtime.errors import RunEnded
 
@@ -19,8 +20,14 @@ from uvit_decay.runtime.errors import RunEnded
 class HasLastResult(Protocol):
     """Callback that leaves a result at the end of a run."""
 
-    def lacks_result(self, folder: Path, step: int) -> bool:
-        """Return whether the run in `folder` ends at `step` and lacks this callback's result."""
+    def lacks_result(self, folder: Path, step: int, data: ImageData | None = None) -> bool:
+        """Return whether the run in `folder` ends at `step` and lacks this callback's result.
+
+        Args:
+            folder: folder of the run.
+            step: its last step.
+            data: its data, which may rule a result out; None if they are not read yet.
+        """
 
 
 class HooksOfTheEnd:
@@ -41,13 +48,18 @@ def is_finishing(trainer: Trainer) -> bool:
     return isinstance(trainer.fit_loop.run, HooksOfTheEnd)
 
 
-def find_missing(trainer: Trainer, checkpoint: str | Path | None, step: int) -> list[str]:
-    """Return the names of the callbacks without a result, in the run of a checkpoint that ends at `step`."""
+def find_missing(
+    trainer: Trainer, checkpoint: str | Path | None, step: int, data: ImageData | None = None
+) -> list[str]:
+    """Return the names of the callbacks without a result, in the run of a checkpoint that ends at `step`.
+
+    Without `data`, callbacks that leave out their result for these data are among them.
+    """
     folder = run_of(checkpoint) if checkpoint else None
     if folder is None or trainer.fast_dev_run:
         return []
     results = [callback for callback in trainer.callbacks if isinstance(callback, HasLastResult)]
-    return [type(callback).__name__ for callback in results if callback.lacks_result(folder, step)]
+    return [type(callback).__name__ for callback in results if callback.lacks_result(folder, step, data)]
 
 
 def finish(trainer: Trainer, step: int, flag: str) -> None:
@@ -57,7 +69,7 @@ def finish(trainer: Trainer, step: int, flag: str) -> None:
         RunEnded: no result is missing; `flag` is the flag that makes the run longer.
     """
     # The first process decides for all: on another node the files may not be visible yet.
-    missing = trainer.strategy.broadcast(find_missing(trainer, trainer.ckpt_path, step))
+    missing = trainer.strategy.broadcast(find_missing(trainer, trainer.ckpt_path, step, trainer.datamodule))
     if not missing:
         raise RunEnded(f"the checkpoint is at step {step}, the end of the run: set {flag} higher to resume")
     rank_zero_info(f"the checkpoint is at step {step}, the end of the run: evaluating for {', '.join(missing)}")

@@ -111,6 +111,7 @@ def go_on(trainer: Trainer, start: Start) -> None:
 class SaveConfig(SaveConfigCallback):
     """Opens the run folder and writes config.yaml and launches.jsonl there; it also guards the loggers.
 
+    A training writes them when its checkpoint is restored: one that is refused leaves the folder of its run as it was.
     The folder of a new run must not hold another one; it is locked until the program ends. A logger that fails during
     the run is reported once and does not end the run, see `guard`.
     """
@@ -127,7 +128,11 @@ class SaveConfig(SaveConfigCallback):
         self._folder = run_folder(trainer)
         if task.start is None or task.start.run is None:
             self._take_new_folder(trainer)
-        super().setup(trainer, task, stage)
+        if stage != "fit":
+            super().setup(trainer, task, stage)
+
+    def on_fit_start(self, trainer: Trainer, task: LightningModule) -> None:
+        super().setup(trainer, task, "fit")
 
     def _take_new_folder(self, trainer: Trainer) -> None:
         """Lock the run folder; raise a UserError if it holds a run. All ranks must call this."""

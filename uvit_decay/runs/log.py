@@ -172,7 +172,8 @@ class RunFolder(RunLogger):
     experiment = None  # Lightning reads this attribute; TensorBoardLogger's property would create a file
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Do nothing."""
+        """Note that there are results; they are not logged."""
+        self._logged = True
 
     def save(self) -> None:
         """Do nothing."""

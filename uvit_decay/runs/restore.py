@@ -82,7 +82,7 @@ def _restore_position(contents: dict[str, Any], card: ModelCard, task: Lightning
 
 
 def _check_cooldown(contents: dict[str, Any], task: LightningModule, total: float) -> None:
-    """Raise a UserError if a cool-down that the run of the checkpoint did not have would have begun before it.
+    """Raise a UserError if a cool-down that the run of the checkpoint had not begun would have begun before it.
 
     The learning rate would fall at once, and the run would end as no run with this schedule from the beginning does.
     """
@@ -91,9 +91,11 @@ def _check_cooldown(contents: dict[str, Any], task: LightningModule, total: floa
     before = contents.get("settings", {})
     if optim.schedule != "wsd" or "model.optim.schedule" not in before:
         return
-    is_new = before["model.optim.schedule"] != "wsd" or before.get("model.optim.cooldown") != optim.cooldown
+    is_same = before["model.optim.schedule"] == "wsd" and before.get("model.optim.cooldown") == optim.cooldown
+    end = before.get("trainer.max_steps", -1)
+    is_cooling = is_same and (end == -1 or step > end - optim.cooldown)
     begins = total - optim.cooldown
-    if is_new and step > begins:
+    if step > begins and not is_cooling:
         raise UserError(
             f"the checkpoint is of step {step}, but --model.optim.cooldown {optim.cooldown} begins at {begins:g}: set "
             f"--trainer.max_steps {step + optim.cooldown} or more"
