@@ -5,8 +5,6 @@ Each command imports its libraries when it runs, so that help is quick.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -52,10 +50,11 @@ class ProbedOptions:
             data: the opened `data`.
             settings: the settings, as a part of the name.
         """
+        from uvit_decay.evaluation.cache import hash_metadata
+
         test = f"-{Path(self.test).stem}" if self.test else ""
         paths = [str(Path(path).resolve()) for path in (self.ckpt, self.test or "")]
-        text = json.dumps([*paths, data.fingerprint])
-        digest = hashlib.sha256(text.encode()).hexdigest()
+        digest = hash_metadata({"files": paths, "images": data.fingerprint})
         return f"{network.name}-{data.name}{test}{settings}_{digest[:8]}"
 
 

@@ -149,7 +149,7 @@ class Images(ImageData):
             self.test.has_jpegs = test.has_jpegs
         elif held_out:
             self.test = self._set(listing, held_out)
-            self.test.has_jpegs = listing.has_jpegs
+            self.test.has_jpegs = self.train.has_jpegs
         if isinstance(self.train, InMemory):
             self.num_workers = 0
         self._tell_what_was_read(listing, test)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import Any
 
 import torch
 
+from uvit_decay.evaluation.cache import hash_metadata
 from uvit_decay.evaluation.extract import Extraction
 from uvit_decay.evaluation.feature_store import FeatureStore
 from uvit_decay.evaluation.image_sources import ArrayImages, ChosenImages, ImageSource, describe_file
@@ -156,10 +155,8 @@ class Comparison:
         if self.reference is not None:
             settings["images"] = self.reference.fingerprint()
         if self.file is not None:
-            settings["statistics of"] = describe_file("file", self.file.path)
-        text = json.dumps(settings, sort_keys=True, default=str)
-        digest = hashlib.sha256(text.encode()).hexdigest()
-        return f"{self.name}_{digest[:8]}.json"
+            settings["statistics"] = describe_file("file", self.file.path)
+        return f"{self.name}_{hash_metadata(settings)[:8]}.json"
 
     def metadata(self) -> dict[str, Any]:
         """Return everything that the values depend on, as plain values."""

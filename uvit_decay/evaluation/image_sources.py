@@ -353,8 +353,6 @@ class GeneratedImages(ImageSource):
             self._file |= describe_file("checkpoint", samples.file)
         if samples.guide is not None:
             self._file["guide"] = describe_file("file", samples.guide.file)
-        if samples.vae_sha256 is not None:
-            self._file["vae"] = samples.vae_sha256
         labels = samples.labels(range(num))
         if labels is not None:
             self.labels = torch.tensor(labels)

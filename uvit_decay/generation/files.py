@@ -13,7 +13,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from uvit_decay.generation.options import LARGEST_GRID
-from uvit_decay.generation.samples import PATHS, Samples
+from uvit_decay.generation.samples import PATHS, VAE_SHA256, Samples
 from uvit_decay.images import io as image_io
 from uvit_decay.images.class_names import in_words
 from uvit_decay.runtime.distributed import Processes, batches
@@ -24,7 +24,6 @@ from uvit_decay.runtime.progress import Work, terminal_width, track
 from uvit_decay.runtime.validation import read_json, write_json
 
 METADATA = "sampling.json"  # in a folder of samples
-VAE = "vae_sha256"  # key of METADATA: fingerprint of the autoencoder
 
 
 def check_output(out: Path, num: int | None) -> None:
@@ -125,8 +124,6 @@ def find_missing(folder: Path, samples: Samples, num: int) -> list[int]:
     checksums = {"sha256": checksum(samples.file)}
     if samples.guide is not None:
         checksums["guide_sha256"] = checksum(samples.guide.file)
-    if samples.vae_sha256 is not None:
-        checksums[VAE] = samples.vae_sha256
     metadata = json.loads(json.dumps({**checksums, **samples.metadata()}))
     if (folder / METADATA).exists():
         _check_continues(folder, metadata)
@@ -152,7 +149,7 @@ def _check_continues(folder: Path, metadata: dict[str, Any]) -> None:
     """Raise a UserError, with both values, if a folder has samples of other settings; paths may differ."""
     stored = read_json(folder / METADATA, dict[str, object])
     for key in (*metadata, *stored):
-        if key in PATHS or (key == VAE and key not in stored):  # files of earlier versions lack the latter
+        if key in PATHS or (key == VAE_SHA256 and key not in stored):  # files of earlier versions lack the latter
             continue
         ours, theirs = metadata.get(key), stored.get(key)
         if ours != theirs:

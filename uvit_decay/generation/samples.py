@@ -27,6 +27,7 @@ from uvit_decay.runtime.random import ROWS, list_whole_numbers, uniform
 from uvit_decay.runtime.typed import check_types
 
 TINY = 5_000_000  # parameters
+VAE_SHA256 = "vae_sha256"  # key of the metadata of images that an autoencoder decoded
 PATHS = ("checkpoint", "guide")  # keys of the metadata that may differ: checksums identify these files
 
 
@@ -166,6 +167,8 @@ class Samples:
         if self.checkpoint is not None:
             card = self.checkpoint.card
             metadata.update(checkpoint=str(self.file), step=card.step, data=card.data, vae=self.vae)
+        if self.vae_sha256 is not None:
+            metadata[VAE_SHA256] = self.vae_sha256
         if self.guide is not None:
             metadata.update(self.guide.metadata())
         if self.protocol is not None:

@@ -74,13 +74,13 @@ def encode(
         compared = images.stored(subset(images, COMPARED, "compared"))
         checksums = crc32(compared, 1).tolist()
         processes.check_same(f"settings or images of {listing.path}", [manifest.fingerprint, checksums])
-    hint = "files of 12 bits in 16 have to be scaled to 16 bits first"
-    warn_of_dark_images(str(listing.path), images, hint)
     with claim_paths(folder, first=processes.is_main):
         if processes.is_main:
             remove_remains(folder)  # before any process of this program writes
         missing = _find_missing(images, manifest, folder, processes)
         if processes.is_main and missing:
+            hint = "files of 12 bits in 16 have to be scaled to 16 bits first"
+            warn_of_dark_images(str(listing.path), images, hint)
             manifest.write(folder)
         own = missing[processes.rank :: processes.size]
         _encode_shards(images, manifest, autoencoder, folder, own, workers, processes)
