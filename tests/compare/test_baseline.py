@@ -62,7 +62,9 @@ def test_arms_are_defined_by_what_differs_between_them_alone(arms):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--baseline", "other"], ("--baseline other", "decay")),
+        (["--baseline", "other"], ("--baseline other", "decay", "0.7")),
+        (["--baseline", "1.0", "--by", "arm"], ("--baseline 1.0", "plain", "decay")),
+        (["--baseline", "plain", "--by", "alpha_min"], ("--baseline plain", "1.0", "0.7", "--by arm")),
         (["--baseline", "plain", "--x", "dim"], ("--x dim",)),
     ],
 )

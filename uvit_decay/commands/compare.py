@@ -24,7 +24,7 @@ PATIENCE = 3.0  # seconds after which a bar appears
 
 def compare(
     runs: Sequence[Path],
-    by: str = "alpha_min",
+    by: str | None = None,
     baseline: str | None = None,
     x: str = "epoch",
     rank: Literal["entropy", "effective"] = "entropy",
@@ -40,7 +40,8 @@ def compare(
     Args:
         runs: run folders, such as runs/digits/version_0, or folders of experiments, whose newest runs are taken.
         by: the option with a curve for each value, such as net.schedule; or arm, for a curve for each experiment
-            without the seed at the end of its name: runs/plain_s0 and runs/plain_s1 are the arm plain.
+            without the seed at the end of its name: runs/plain_s0 and runs/plain_s1 are the arm plain; default: arm if
+            the baseline is one, otherwise alpha_min.
         baseline: an arm, or a value of --by, with which the others are compared: the differences of runs of the same
             seed are printed, too, with the standard error of their mean.
         x: the x axis: step, epoch or images of training; layer, for the scores of the last probes over depth; or a
@@ -118,36 +119,51 @@ def _explain(loaded: Sequence[Run], rank: str) -> Iterator[str]:
 
 
 def _group(
-    loaded: Sequence[Run], by: str, x: str, baseline: str | None
+    loaded: Sequence[Run], by: str | None, x: str, baseline: str | None
 ) -> tuple[list[str], list[str], dict[tuple[str, ...], list[Run]]]:
     """Return the headings of the table, the options that runs are grouped by, and the groups.
 
-    The groups are arms if --by says so, or if the baseline is the name of an arm.
+    Without --by the groups are arms if the baseline is the name of one, otherwise values of alpha_min.
 
     Raises:
         UserError: --x is the option of --by, the baseline is unknown, or --x is an option beside arms or a baseline.
     """
     from uvit_decay.compare.baseline import ARM, group_by_arms, options_of_arms
-    from uvit_decay.compare.runs import find_option, group_by_options
+    from uvit_decay.compare.runs import group_by_options
 
     arms = group_by_arms(loaded)
     of_option = x not in (*TRAINING, LAYER)
     if of_option and (by == ARM or baseline is not None):
         raise UserError(f"--x {x}: arms and a baseline are compared over {', '.join([*TRAINING, LAYER])}")
-    if by == ARM or (baseline,) in arms:
-        return [ARM], options_of_arms(arms), arms
-    names = [by]
-    options = [find_option(loaded, by, "--by")]
-    if of_option:
-        names.append(x)
-        options.append(find_option(loaded, x, "--x"))
-        if options[0] == options[1]:
-            raise UserError(f"--x {x} is the option of --by: name another, or step, epoch, images or layer")
-    groups = group_by_options(loaded, options)
+    given = by
+    if by is None:
+        by = ARM if (baseline,) in arms else "alpha_min"
+    if by == ARM:
+        names, options, groups = [ARM], options_of_arms(arms), arms
+    else:
+        names, options = _find_options(loaded, by, x if of_option else None)
+        groups = group_by_options(loaded, options)
     if baseline is not None and (baseline,) not in groups:
-        known = [label for (label,) in [*arms, *groups]]
-        raise UserError(f"--baseline {baseline} is no arm and no value of {by}; there are {', '.join(known)}")
+        known = groups if given else [*arms, *groups]
+        hint = "; it is an arm: set --by arm" if (baseline,) in arms else ""
+        raise UserError(f"--baseline {baseline} is none of {', '.join(label for (label,) in known)}{hint}")
     return names, options, groups
+
+
+def _find_options(loaded: Sequence[Run], by: str, x: str | None) -> tuple[list[str], list[str]]:
+    """Return the names and the full names of the options of --by and --x.
+
+    Raises:
+        UserError: an option is unknown, or both are the same.
+    """
+    from uvit_decay.compare.runs import find_option
+
+    if x is None:
+        return [by], [find_option(loaded, by, "--by")]
+    options = [find_option(loaded, by, "--by"), find_option(loaded, x, "--x")]
+    if options[0] == options[1]:
+        raise UserError(f"--x {x} is the option of --by: name another, or step, epoch, images or layer")
+    return [by, x], options
 
 
 def _read_runs(folders: Sequence[Path], chosen: ChosenProbes | None) -> list[Run]:

@@ -163,6 +163,8 @@ class Classification(ProtocolOptions):
     def __post_init__(self) -> None:
         if not self.temperature > 0:
             raise UserError(f"--temperature must be positive, got {self.temperature:g}")
+        if self.uniform and self.temperature != Classification.temperature:
+            raise UserError("--temperature: with --knn-uniform all votes are equal; leave one of the two out")
         if self.time is not None:
             check_numbers("(0, 1)", **{"--time": self.time})
         super().__post_init__()

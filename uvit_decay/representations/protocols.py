@@ -26,6 +26,13 @@ from uvit_decay.runtime.suggestions import did_you_mean
 
 FEWEST = 5  # training images that any protocol needs: a fifth may be held out
 CLASSIFYING = ("pool", "max_train", "max_test", "neighbours", "uniform", "draws")  # options of classifiers
+READERS = {  # option -> the fact of the protocols that read it
+    "epochs": "probe",
+    "neighbours": "votes",
+    "uniform": "votes",
+    "temperature": "votes",
+    "draws": "shots",
+}
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,23 @@ class Protocol(ABC):
         Raises:
             UserError: an option has no effect, or needs the noise of a denoiser.
         """
+
+    def _check_read(self, options: ProtocolOptions, names: Sequence[str], chosen: Sequence[str]) -> None:
+        """Raise a UserError if one of the options is set but read by none of the chosen protocols.
+
+        Args:
+            options: the options.
+            names: names of the options to check, of READERS.
+            chosen: names of the protocols.
+        """
+        offered = _select(type(self))
+        for name in names:
+            readers = [key for key, protocol in offered.items() if getattr(protocol, READERS[name])]
+            if getattr(options, name) != getattr(type(options), name) and not set(readers) & set(chosen):
+                raise UserError(
+                    f"{_flag(name)}: --protocol {','.join(chosen)} does not read it; leave it out, or choose "
+                    f"{' or '.join(readers)}"
+                )
 
     def check_images(self, labels: Int64[Tensor, " n"], names: Sequence[str], options: ProtocolOptions) -> None:
         """Check that there are enough training images.
@@ -120,13 +144,9 @@ class GridProtocol(Protocol):
         return self.noise_draws if options.noise_draws is None else options.noise_draws
 
     def check(self, options: Probing, is_encoder: bool | None = None) -> None:
-        if options.epochs is not None and self.probe is None:
-            trained = " or ".join(_name_trained(GridProtocol))
-            raise UserError(
-                f"--epochs: --protocol {options.protocol} has no epochs; leave it out, or choose --protocol {trained}"
-            )
         if not self.classifies:
             self._check_no_classifier(options)
+        self._check_read(options, ("epochs", "neighbours", "uniform"), [options.protocol])
         self._check_noise_share(options)
         if is_encoder:
             self._check_encoder(options)
@@ -135,8 +155,7 @@ class GridProtocol(Protocol):
         """Raise a UserError if an option needs a classifier."""
         for name in CLASSIFYING:
             if getattr(options, name) != getattr(Probing, name):
-                flag = "--knn-uniform" if name == "uniform" else f"--{name.replace('_', '-')}"
-                raise UserError(f"{flag}: --protocol {options.protocol} has no classifier; leave it out")
+                raise UserError(f"{_flag(name)}: --protocol {options.protocol} has no classifier; leave it out")
 
     def _check_noise_share(self, options: Probing) -> None:
         """Raise a UserError if options do not fit the noise share."""
@@ -189,10 +208,7 @@ class PointProtocol(Protocol):
     pool: Pool = "mean"
 
     def check(self, options: Classification, is_encoder: bool | None = None) -> None:
-        trained = _name_trained(PointProtocol)
-        if options.epochs != Classification.epochs and not set(trained) & set(options.protocol):
-            names = ",".join(options.protocol)
-            raise UserError(f"--epochs: --protocol {names} has no epochs; leave it out, or add {' or '.join(trained)}")
+        self._check_read(options, tuple(READERS), options.protocol)
         if is_encoder and options.time is not None:
             raise UserError("--time: this network is an encoder and sees clean images; leave it out")
 
@@ -236,6 +252,6 @@ def _select(kind: type[Kind]) -> dict[str, Kind]:
     return {name: protocol for name, protocol in PROTOCOLS.items() if isinstance(protocol, kind)}
 
 
-def _name_trained(kind: type[Protocol]) -> list[str]:
-    """Return the names of the protocols of a kind whose classifier is trained step by step."""
-    return [name for name, protocol in _select(kind).items() if protocol.probe is not None]
+def _flag(name: str) -> str:
+    """Return the flag of an option."""
+    return "--knn-uniform" if name == "uniform" else f"--{name.replace('_', '-')}"
