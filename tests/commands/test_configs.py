@@ -5,6 +5,7 @@ import torch
 import yaml
 from cifar_files import write_cifar
 from conftest import ROOT, leaves, train
+from refusals import find_line
 
 from uvit_decay.commands import checks
 from uvit_decay.data import CIFAR100
@@ -58,6 +59,13 @@ def test_a_configuration_trains(config, data_paths, tmp_path, monkeypatch):
         overrides.append(f"--data.path={data_paths[kind]}")
     flags = ["--trainer.fast_dev_run=2", "--trainer.accelerator=cpu", "--trainer.devices=1"]
     train(monkeypatch, tmp_path, "fit", "--config", str(config), *flags, *overrides)
+
+
+def test_the_small_mae_trains_on_images_without_classes(image_dir, tmp_path, monkeypatch, caplog):
+    flags = ["--trainer.max_steps=1", "--trainer.val_check_interval=1", *MAE_SMALL, f"--data.path={image_dir / 'cat'}"]
+    train(monkeypatch, tmp_path, "fit", "--config", str(ROOT / "configs" / "mae_cifar10.yaml"), *flags)
+    find_line(caplog.messages, "LinearProbes are left out", "classes")
+    assert list(tmp_path.rglob("last.ckpt"))
 
 
 @pytest.mark.parametrize("stem", ["cifar10_sit", "cifar10_uvit_s"])
