@@ -1,7 +1,7 @@
 """Draw patch features of real images, as Figures 1 and 3 of the decay paper: `python examples/feature_figures.py`.
 
 The first figure has a row for each image: principal components of its patches as colours, and spectral clusters of the
-patches of all images. The second figure is the t-SNE of the images' mean patch features. Examples of networks and
+patches of these images. The second figure is the t-SNE of the images' mean patch features. Examples of networks and
 images:
 
     python examples/feature_figures.py --ckpt checkpoints/digits.safetensors --images digits:test --layer 4
@@ -67,7 +67,8 @@ def draw_patches(patches: Tensor, images: Tensor, rows: int, clusters: int, out:
         "eigenvectors 2 to 4": on_grid(spectrum.rgb()),
         f"{clusters} clusters": on_grid(spectrum.labels),
     }
-    figure, table = plt.subplots(rows, len(columns), figsize=(1.5 * len(columns), 1.5 * rows), layout="constrained")
+    size = (1.5 * len(columns), 1.5 * rows)
+    figure, table = plt.subplots(rows, len(columns), figsize=size, squeeze=False, layout="constrained")
     for (title, pictures), cells in zip(columns.items(), table.T, strict=True):
         cells[0].set_title(title, fontsize=9)
         for axes, picture in zip(cells, pictures, strict=True):

@@ -77,6 +77,7 @@ def test_a_checkpoint_reconstructs_what_the_callback_did(pretrained, tmp_path, m
     find_line(
         refused(monkeypatch, tmp_path, capsys, "reconstruct", *options, "--mask-ratio", 1), "--mask-ratio", "(0, 1)"
     )
+    find_line(refused(monkeypatch, tmp_path, capsys, "reconstruct", *options, "--out", "a.jpg"), "--out a.jpg", ".png")
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,14 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from PIL import Image
 from refusals import find_line
-from run_folders import METADATA, a_run, compare, configuration, refused, shift_evaluations
+from run_folders import METADATA, a_run, compare, configuration, measurement, refused, shift_evaluations
 
 from uvit_decay import plots
 from uvit_decay.compare.differences import remarks
 from uvit_decay.compare.report import pearson
 from uvit_decay.compare.runs import BEST, ENTROPY, MEAN_SHARE, NOISE_SHARE, Run, find_option, group_by_options
 from uvit_decay.plots import _draw_curves
+from uvit_decay.runs.history import GENERATION, append
 from uvit_decay.runtime.validation import flat
 
 
@@ -208,11 +209,14 @@ def test_a_remark_names_few_runs(four, tmp_path):
 def test_wrong_runs_are_refused(tmp_path, monkeypatch, capsys):
     good = a_run(tmp_path)
     early = a_run(tmp_path, 1, {}, metadata=None)
+    own = a_run(tmp_path, 2, {}, metadata=None)
+    append(own / GENERATION, measurement(3, {"mine": 0.5}, {}))
     expected = {
         tmp_path / "nowhere": "config.yaml",
         good / "config.yaml": "config.yaml",
         good.parent.parent: "config.yaml",
         early: ("probes.jsonl", "generation.jsonl"),
+        own: ("generation.jsonl", "mine"),
     }
     for folder, words in expected.items():
         line = refused(monkeypatch, capsys, tmp_path, good, folder)

@@ -148,6 +148,8 @@ def classify(
 
 def reconstruct(options: Reconstruction) -> None:
     """Images, masked images and their reconstructions by a masked autoencoder."""
+    check_ending("--out", options.out, ".png")
+
     from uvit_decay import checkpoint
     from uvit_decay.commands.opening import claim_outputs, open_program, tell_what_was_read
     from uvit_decay.evaluation.open_by_name import open_images

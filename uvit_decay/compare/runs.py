@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from uvit_decay.compare.layers import ChosenProbes, LayerScores, Scores
+from uvit_decay.evaluation.metric_table import collect_values
 from uvit_decay.runs.history import (
     CHECKPOINTS,
     CONFIG,
@@ -105,6 +106,9 @@ class Run:
                 "leave it out, wait for its first evaluation, or add the callback LinearProbes or GenerationMetrics"
             )
             raise UserError(f"{folder} has no measurement in {PROBES} or {GENERATION}: {advice}")
+        if not (probes or any(collect_values().keys() & point.values.keys() for point in generation)):
+            names = ", ".join(sorted({name for point in generation for name in point.values}))
+            raise UserError(f"{folder / GENERATION} has {names} alone, which compare does not show: add LinearProbes")
         ranked = None
         if probes:
             ranked = _name_tokens(probes[-1].metadata, probes[-1].values)

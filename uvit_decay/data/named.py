@@ -40,7 +40,8 @@ def open_data(name: str, test: str | None, image_size: int, channels: int, clean
     """
     if name in SETS or name.endswith((".yaml", ".yml")):
         if test:
-            raise UserError(f"--test {test}: {name} has its own test images; leave --test out")
+            own = "has its own test images" if name in SETS else "takes them from its test_path"
+            raise UserError(f"--test {test}: {name} {own}; leave --test out")
         data = build_data(name, image_size)
     elif at_home(name).exists():
         data = _build_folder_data(name, test, image_size, channels, clean)

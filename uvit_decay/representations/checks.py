@@ -52,8 +52,8 @@ def check_data(data: ImageData, protocol: Protocol, options: ProtocolOptions) ->
         raise UserError(localise(f"{data.name} has {count} class{plural}, probes need two or more: {advice}"))
     if data.test is None:
         text = (
-            "probes need test images: give them (evaluate.py: --test; train.py: --data.test_path or --data.holdout "
-            "0.1), or remove LinearProbes in train.py"
+            "probes need test images: give them (evaluate.py: --test, or test_path of a configuration; train.py: "
+            "--data.test_path or --data.holdout 0.1), or remove LinearProbes in train.py"
         )
         raise UserError(localise(text))
     train, _ = choose_images(options, data)
@@ -75,7 +75,9 @@ def check_probed(net: object, path: NoisePath | None, data: ImageData, probing: 
     layer_indices(net.layers, probing.layers)
     check_pool(net, probing.pool)
     if protocol.count_noise_draws(probing) and (data.test is None or len(data.test) < 2):
-        raise UserError("a noise share needs two test images or more: give them (evaluate.py: --test)")
+        raise UserError(
+            "a noise share needs two test images or more: give them (evaluate.py: --test, or test_path of a configuration)"
+        )
     if not protocol.classifies:
         return
     check_data(data, protocol, probing)

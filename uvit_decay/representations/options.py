@@ -181,7 +181,7 @@ class Reconstruction(LoadingOptions):
         mask_ratio: share of the patches that are removed, in (0, 1).
         seed: of the masks.
         batch_size: images at a time.
-        out: picture.
+        out: picture, a .png.
     """
 
     ckpt: Path
