@@ -75,9 +75,8 @@ def check_probed(net: object, path: NoisePath | None, data: ImageData, probing: 
     layer_indices(net.layers, probing.layers)
     check_pool(net, probing.pool)
     if protocol.count_noise_draws(probing) and (data.test is None or len(data.test) < 2):
-        raise UserError(
-            "a noise share needs two test images or more: give them (evaluate.py: --test, or test_path of a configuration)"
-        )
+        advice = "give them (evaluate.py: --test, or test_path of a configuration)"
+        raise UserError(f"a noise share needs two test images or more: {advice}")
     if not protocol.classifies:
         return
     check_data(data, protocol, probing)
