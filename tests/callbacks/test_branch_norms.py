@@ -10,7 +10,7 @@ from conftest import Losses, state, tiny_net, tiny_task, tiny_trainer
 from gloo import on_two_processes
 
 from uvit_decay.callbacks import BranchNorms, Preview
-from uvit_decay.callbacks.branches import draw
+from uvit_decay.callbacks.branches import BranchTerms, draw
 from uvit_decay.data import Digits
 from uvit_decay.decay import mixing_matrix
 from uvit_decay.runs import history
@@ -36,6 +36,18 @@ def test_a_run_records_and_draws_them_and_trains_as_without(tmp_path, pieces):
         assert ratio == pytest.approx(f / x)
         assert 0 < update < 0.1
     assert (tmp_path / "with" / "branches.png").stat().st_size > 1000
+
+
+def test_a_network_compiled_as_a_whole_runs_uncompiled_while_it_is_measured():
+    """A compiled graph ignores hooks that are registered later."""
+    net = tiny_net(zero_init=False)
+    net._compiled_call_impl = graph = lambda *inputs: pytest.fail("the graph was called")
+    terms = BranchTerms(net)
+    terms.start()
+    net(torch.randn(2, 1, 8, 8), torch.full((2,), 0.5), torch.tensor([0, 1]))
+    assert all(map(math.isfinite, terms.x + terms.f))
+    terms.stop()
+    assert net._compiled_call_impl is graph
 
 
 def test_an_update_is_the_length_of_the_step_over_that_of_the_weight(tmp_path):

@@ -6,10 +6,12 @@ from conftest import same, tiny_task, tiny_trainer
 from lightning.pytorch.callbacks import LambdaCallback
 from refusals import raises_user_error
 from runs import fit
+from torch.utils.data import DataLoader
 
 from uvit_decay.callbacks import GenerationMetrics, LinearProbes, Preview
 from uvit_decay.data import Digits
 from uvit_decay.diffusion.sampling import Sampling
+from uvit_decay.images.io import to_float
 from uvit_decay.metrics import SmallClassifier
 
 
@@ -57,6 +59,18 @@ def test_evaluations_change_no_loss_and_no_weight(tmp_path):
     pictures = ("samples.png", "samples/step_00000005.png", "probes.png")
     for name in (*pictures, "generation.jsonl", "probes.jsonl", "probes.csv"):
         assert (tmp_path / "evaluated" / name).stat().st_size > 0
+
+
+def test_epochs_of_a_loader_have_the_steps_of_its_last_batches(tmp_path):
+    steps = []
+    preview = Preview(at_end=False, rows=1)
+    preview.every_n_epochs, preview.evaluate = 1, lambda trainer, task: steps.append(trainer.global_step)
+    data = Digits(32)
+    data.load()
+    images, labels = data.train[list(range(100))]
+    loader = DataLoader(list(zip(to_float(images), labels, strict=True)), batch_size=10)
+    tiny_trainer(tmp_path, preview, max_steps=8, accumulate_grad_batches=3).fit(tiny_task(), loader)
+    assert steps == [4, 8]
 
 
 def test_two_callbacks_of_one_history_are_warned_of_once(tmp_path, caplog):

@@ -13,7 +13,14 @@ from uvit_decay.callbacks import EMA, BestCheckpoint, GenerationMetrics, LastChe
 from uvit_decay.commands.checks import check_nodes
 from uvit_decay.data import Digits, Latents
 from uvit_decay.doctor import Finding, Report, Run
-from uvit_decay.doctor.cost import check_disk, check_memory, checkpoint_bytes, count_checkpoints, estimate_length
+from uvit_decay.doctor.cost import (
+    _count_validations,
+    check_disk,
+    check_memory,
+    checkpoint_bytes,
+    count_checkpoints,
+    estimate_length,
+)
 from uvit_decay.doctor.environment import check_weights
 from uvit_decay.doctor.length import check_average, check_warmup
 from uvit_decay.doctor.rehearsal import Measurements, Rehearsal, rehearse, state_bytes
@@ -53,6 +60,8 @@ def test_networks_that_are_not_here_are_named(tmp_path, encoded, monkeypatch):
     object.__setattr__(latents.data.latents, "vae", "somebody/no-such-vae")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert [finding.level for finding in check_weights(latents)] == ["warning", "error"]
+    sized = GenerationMetrics(Inception(), num=None)  # left out: there are too few digits
+    assert [finding.level for finding in check_weights(run_of(tmp_path, sized))] == ["ok"]
 
 
 @pytest.mark.parametrize("callbacks", [[EMA(0.9)], []])
@@ -110,7 +119,16 @@ def test_a_run_without_an_end_is_a_note(tmp_path):
     assert (finding.level, finding.flag) == ("note", "--trainer.max_steps")
 
 
-@pytest.mark.parametrize(("every", "epochs", "at_end", "times"), [(10, None, True, 3), (7, 1, False, 5)])
+@pytest.mark.parametrize("interval", ["00:00:00:20", 10])
+def test_validations_at_intervals_of_steps_or_time_are_counted(tmp_path, interval):
+    validations = {"val_check_interval": interval, "limit_val_batches": 1, "check_val_every_n_epoch": None}
+    run = run_of(tmp_path, max_steps=100, **validations)
+    assert _count_validations(run, Measurements(step=2.0, epoch=44, total=100)) == 10
+
+
+@pytest.mark.parametrize(
+    ("every", "epochs", "at_end", "times"), [(12, None, True, 2), (10, None, True, 3), (7, 1, False, 5)]
+)
 def test_callbacks_are_counted_as_they_run(tmp_path, every, epochs, at_end, times):
     callback, seen = Preview(every_n_steps=every, at_end=at_end, rows=1), []
     callback.every_n_epochs = epochs
@@ -119,7 +137,7 @@ def test_callbacks_are_counted_as_they_run(tmp_path, every, epochs, at_end, time
     rehearsal = Rehearsal(run)
     rehearsal.found.epoch, rehearsal.found.total = 12, 24
     run.trainer.fit(run.task, run.data)
-    assert len(seen) == rehearsal._count_times(callback) == times
+    assert len(seen) == rehearsal._count_times(callback) == callback.count_times(run.trainer) == times
 
 
 @pytest.mark.parametrize(

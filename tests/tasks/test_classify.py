@@ -90,6 +90,15 @@ def test_whatever_is_frozen_stays_as_it_was(tmp_path):
         assert changed == head | (batch_norm if name == "vit" else set())
 
 
+@pytest.mark.parametrize("given", [{"frozen": True}, {"init_from": "unread.safetensors"}])
+def test_a_task_of_a_checkpoint_has_its_classifier(tmp_path, given):
+    task = linear_probe()
+    fit(tmp_path, max_steps=2, task=task)
+    loaded = ClassifyTask.load_from_checkpoint(tmp_path / "checkpoints" / "last.ckpt", "raw", **given)
+    assert same(loaded.net.state_dict(), task.net.state_dict())
+    assert not loaded.training
+
+
 def test_the_loss_is_the_soft_cross_entropy_of_mixed_images():
     task = fine_tuning(drop_path=0.0)
     images, targets = task.mixing(batch())

@@ -14,6 +14,7 @@ from small_mae import mae_task
 from small_vit import fine_tuning, linear_probe, small_vit
 
 from uvit_decay.callbacks import EMA, LastCheckpoint, LinearProbes, Preview
+from uvit_decay.checkpoint import load
 from uvit_decay.data import Digits
 from uvit_decay.generation.samples import Samples
 from uvit_decay.nn import ResNet, SiT, UViT
@@ -56,6 +57,16 @@ def test_a_resumed_run_is_the_run_that_was_not_stopped(tmp_path, name):
     assert rest[0] == whole[0][step:]
     assert same(rest[1], whole[1])
     assert same(rest[2], whole[2])
+
+
+def test_a_run_that_ends_at_a_kept_checkpoint_has_a_last_one(tmp_path):
+    """As after a kill in the evaluation between the checkpoint that stays and the end."""
+    fit(tmp_path, LastCheckpoint(every_n_steps=0, keep_every_n_steps=4), max_steps=4)
+    last, kept = (tmp_path / "checkpoints" / name for name in ("last.ckpt", "step_00000004.ckpt"))
+    last.unlink()
+    callbacks = (Preview(1, 2), LastCheckpoint(every_n_steps=0, keep_every_n_steps=4))
+    fit(tmp_path, *callbacks, max_steps=4, ckpt_path=kept)
+    assert load(last).card.step == 4
 
 
 def test_a_checkpoint_goes_on_only_with_its_own_classes(tmp_path):

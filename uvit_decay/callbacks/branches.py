@@ -115,8 +115,15 @@ class BranchTerms:
             ]
             if reader is None:
                 self._handles.append(block.register_forward_hook(partial(self._leave, second)))
-            block._graph = block._compiled_call_impl  # of torch.compile; `stop` puts it back
-            block._compiled_call_impl = None
+
+        for part in self._parts:
+            part._graph = part._compiled_call_impl  # of torch.compile, which ignores new hooks; `stop` puts it back
+            part._compiled_call_impl = None
+
+    @property
+    def _parts(self) -> list[nn.Module]:
+        """The modules that may be compiled: the network or its blocks."""
+        return [self.net, *self.blocks.values()]
 
     def stop(self) -> None:
         """Remove the hooks."""
@@ -125,8 +132,8 @@ class BranchTerms:
         self._handles.clear()
         if self.net.depth_attention is not None:
             self.net.depth_attention.measured = None
-        for block in self.blocks.values():
-            block._compiled_call_impl = block.__dict__.pop("_graph", block._compiled_call_impl)
+        for part in self._parts:
+            part._compiled_call_impl = part.__dict__.pop("_graph", part._compiled_call_impl)
 
     def _enter(self, k: int, norm: nn.Module, args: Sequence[Tensor]) -> None:
         x = args[0].detach()

@@ -95,9 +95,10 @@ class LastCheckpoint(Checkpoint):
         self._seen_step = self._saved_step = trainer.global_step
         if not trainer.ckpt_path:
             return
-        if not goes_on(trainer):
-            self._saved_step = -1  # the new folder has no file yet
-        elif Path(trainer.ckpt_path).name == NEXT:  # a kill interrupted the rotation
+        name = Path(trainer.ckpt_path).name
+        if not goes_on(trainer) or name not in (LAST, NEXT):
+            self._saved_step = -1  # last.ckpt is of another step, or not there
+        elif name == NEXT:  # a kill interrupted the rotation
             trainer.strategy.barrier()  # by now all ranks have read the file
             if trainer.is_global_zero:
                 finish_rotation(Path(trainer.ckpt_path))

@@ -123,11 +123,24 @@ class Periodic(Callback):
         epoch, total = run_length(trainer)
         if math.isinf(total):
             return 1.0
-        times = float(self.at_end)
-        for interval in (self.every_n_steps, epoch * (self.every_n_epochs or 0)):
-            if interval:
-                times += total // interval
-        return max(times, 1.0)
+        return max(1.0, len(self.list_steps(int(epoch), 0, int(total))))
+
+    def list_steps(self, epoch: int, first: int, last: int) -> set[int]:
+        """Return the steps of the evaluations of a run.
+
+        Args:
+            epoch: optimizer steps of an epoch.
+            first: step at which the run begins or resumes.
+            last: step of its end.
+        """
+        steps: set[int] = set()
+        for every in (self.every_n_steps, epoch * (self.every_n_epochs or 0)):
+            if every:
+                next_step = every * (first // every + 1)
+                steps.update(range(next_step, last + 1, every))
+        if self.at_end and last > first:
+            steps.add(last)
+        return steps
 
     def _shown(self, trainer: Trainer, when: str = "") -> AbstractContextManager[Work]:
         """Show the progress of this callback in the context, if the run has our progress bar."""
@@ -172,8 +185,9 @@ class Periodic(Callback):
     def _is_due(self, trainer: Trainer) -> bool:
         intervals = [self.every_n_steps]
         if self.every_n_epochs:
-            steps_per_epoch = trainer.num_training_batches // trainer.accumulate_grad_batches
-            intervals.append(self.every_n_epochs * steps_per_epoch)
+            epoch = trainer.num_training_batches / trainer.accumulate_grad_batches
+            if not math.isinf(epoch):
+                intervals.append(self.every_n_epochs * math.ceil(epoch))
         return any(interval and trainer.global_step % interval == 0 for interval in intervals)
 
     def on_train_batch_end(self, trainer: Trainer, task: Task, *_: Any) -> None:

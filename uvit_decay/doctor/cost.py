@@ -71,10 +71,18 @@ def _estimate_validation(run: Run, found: Measurements) -> float:
     if test is None or limit == 0 or not found.epoch:
         return 0.0
     images = len(test) * limit if isinstance(limit, float) else min(len(test), limit * run.data.batch_size)
-    interval = trainer.val_check_interval
+    return _count_validations(run, found) * images * found.step * FORWARD / run.data.batch_size
+
+
+def _count_validations(run: Run, found: Measurements) -> int:
+    """Return the number of validations until the end of the run."""
+    trainer = run.trainer
+    steps = found.total - run.begun
+    interval = getattr(trainer, "val_check_interval", None)
+    if interval is None:  # Lightning has it in seconds: --trainer.val_check_interval 00:00:10:00
+        return int(steps * found.step / trainer._val_check_time_interval)
     every = interval * found.epoch if isinstance(interval, float) else interval / trainer.accumulate_grad_batches
-    times = (found.total - run.begun) / max(1, every) / (trainer.check_val_every_n_epoch or 1)
-    return int(times) * images * found.step * FORWARD / run.data.batch_size
+    return int(steps / max(1, every) / (trainer.check_val_every_n_epoch or 1))
 
 
 def checkpoint_bytes(task: Task, callbacks: Iterable[Callback], moments: int) -> int:

@@ -87,7 +87,7 @@ def list_images(run: Run) -> Iterator[Finding]:
 def find_missing_weights(callback: Callback, data: ImageData) -> list[str]:
     """Return the names of the networks that a callback needs and that are not on this machine."""
     missing: list[str] = []
-    if not isinstance(callback, GenerationMetrics):
+    if not isinstance(callback, GenerationMetrics) or callback.is_left_out(data):
         return missing
     name = callback.extractor.missing()
     if name is not None:

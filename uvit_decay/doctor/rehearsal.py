@@ -158,16 +158,7 @@ class Rehearsal(Callback):
         """Return the number of times that the callback runs until the end of the run; 0 if the run has no end."""
         if math.isinf(self.found.total):
             return 0
-        first = self.run.begun
-        last = int(self.found.total)
-        steps: set[int] = set()
-        for every in (callback.every_n_steps, self.found.epoch * (callback.every_n_epochs or 0)):
-            if every:
-                next_step = every * (first // every + 1)
-                steps.update(range(next_step, last + 1, every))
-        if callback.at_end and last > first:
-            steps.add(last)
-        return len(steps)
+        return len(callback.list_steps(self.found.epoch, self.run.begun, int(self.found.total)))
 
 
 def state_bytes(optimizer: Optimizer) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from jaxtyping import Float
@@ -11,6 +13,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from uvit_decay.checkpoint.io import load
+from uvit_decay.checkpoint.options import Weights
 from uvit_decay.data.augment import global_seeds
 from uvit_decay.data.batches import Batch
 from uvit_decay.nn.vit import ViT
@@ -96,6 +100,17 @@ class ClassifyTask(Task):
             std = 0.01 if frozen else 2e-5
             nn.init.trunc_normal_(net.linear_head.weight, std=std, generator=generator("head", seed))
             nn.init.zeros_(net.linear_head.bias)
+
+    @classmethod
+    def load_from_checkpoint(
+        cls, checkpoint_path: str | Path, weights: Weights | None = None, trusted: Sequence[str] = (), **given: Any
+    ) -> Self:
+        """Return a task with the network of a checkpoint and its classifier, in eval mode; arguments as in `Task`."""
+        net = load(Path(checkpoint_path), weights, trusted).net
+        stored = copy.deepcopy(net.state_dict())
+        task = cls(net, **given).eval()
+        net.load_state_dict(stored)  # `frozen` and `init_from` begin with a new classifier
+        return task
 
     def setup(self, stage: str) -> None:
         """Check the data, and load the weights from which a new run starts."""
