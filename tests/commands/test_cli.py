@@ -208,6 +208,10 @@ def test_a_mistyped_flag_or_class_has_the_right_one_in_our_words(tmp_path, monke
     assert line.count("did you mean") == 1
 
 
+def test_a_missing_configuration_with_a_space_in_its_name_is_named(tmp_path, monkeypatch, capsys):
+    find_line(refuses(monkeypatch, capsys, tmp_path, "--config", "my pictures.yaml"), "--config", "my pictures.yaml")
+
+
 def test_a_gpu_that_is_missing_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("torch.backends.mps.is_available", lambda: False)

@@ -71,12 +71,12 @@ def test_sizes_follow_data_and_run():
         datamodule=digits, limit_train_batches=1.0, accumulate_grad_batches=1, max_epochs=-1, max_steps=2000
     )
     probes = LinearProbes(max_train=None, every_n_steps=250)
-    assert probes.affordable(trainer) == 2000 * 32 * 3 / 2 / 9
+    assert probes.affordable(trainer) == 2000 * 32 * 3 / 2 / 8
     sized = probes._size(trainer, SimpleNamespace(path=object()))
-    assert sized.max_train + sized.max_test <= 2000 * 32 * 3 / 2 / 9 / 8
+    assert sized.max_train + sized.max_test <= 2000 * 32 * 3 / 2 / 8 / 8
     noisy = LinearProbes(max_train=None, every_n_steps=250, noise_draws=4, noise_images=20)
     sized = noisy._size(trainer, SimpleNamespace(path=object()))
-    assert 0 < sized.max_train + sized.max_test <= 2000 * 32 * 3 / 2 / 9 / 8 - 4 * 20
+    assert 0 < sized.max_train + sized.max_test <= 2000 * 32 * 3 / 2 / 8 / 8 - 4 * 20
     at_end = LinearProbes(max_train=None)
     sizes = []
     for trainer.max_steps in (100, 200, 2000):  # as --minutes tries lengths, one after the other

@@ -126,6 +126,12 @@ def test_probes_of_training_come_before_others_which_are_named(arms):
     assert ChosenProbes().read(run).by_layer[0]["noise_share"] == pytest.approx(0.2)
 
 
+def test_a_run_without_probes_is_told_the_command_that_measures_them(tmp_path):
+    run = a_run(tmp_path / "my runs", evaluations={})
+    with raises_user_error(f"--data '{run / 'config.yaml'}'", f"--out '{run / 'probes'}'"):
+        ChosenProbes().read(run)
+
+
 def test_other_protocols_and_layers_are_remarks(arms, tmp_path):
     other = add_probes(a_run(tmp_path, 9, {}, metadata=None, seed=3), max_train=100)
     table = other / "probes_180" / "probes.csv"

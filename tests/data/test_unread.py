@@ -162,7 +162,7 @@ def test_heic_that_is_not_read_is_counted_and_the_library_named(tmp_path, monkey
     folder = tree(tmp_path / "telephone", NAMES)
     for name in ("cat/a.HEIC", "dog/b.heif"):
         (folder / name).write_bytes(b"not looked at")
-    hint = 'pip install -e ".[heif]"'
+    hint = "pip install pillow-heif"
     find_line(describe_listing(list_images(folder)), "1 .heic", "1 .heif", hint)
     find_line(loaded(folder).explain_difference("of another listing"), hint)
     for name in NAMES:

@@ -51,7 +51,12 @@ def test_a_configuration_has_several_names(monkeypatch, tmp_path, name):
     assert find_config(name) == name
 
 
-@pytest.mark.parametrize("name", ["", "other", "/configs/digits.yaml", "mine/digits", "../digits", "{trainer: null}"])
+LONG = "seed_everything: 1\n" * 1000  # the text of a configuration
+
+
+@pytest.mark.parametrize(
+    "name", ["", "other", "/configs/digits.yaml", "mine/digits", "../digits", "{trainer: null}", LONG]
+)
 def test_what_is_no_configuration_of_the_package_is_left_as_it_is(monkeypatch, tmp_path, name):
     monkeypatch.chdir(tmp_path)
     assert find_config(name) == name

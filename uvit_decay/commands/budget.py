@@ -73,9 +73,9 @@ class Pace(Rehearsal):
         self.evaluating = self._estimate_evaluations(trainer, task, self.steps)
 
     def _estimate_evaluations(self, trainer: Trainer, task: Task, steps: int) -> float:
-        """Return the seconds of all evaluations of a run of `steps` steps."""
-        trainer.fit_loop.epoch_loop.max_steps = steps  # by which callbacks choose the size of their evaluations
-        self.found.total = steps
+        """Return the seconds of all evaluations of the next `steps` steps of a run."""
+        self.found.total = self.run.begun + steps
+        trainer.fit_loop.epoch_loop.max_steps = self.found.total  # by which callbacks choose the size of evaluations
         per_evaluation = FORWARD * self.found.step / trainer.datamodule.batch_size
         total = 0.0
         for callback in self.run.periodic:

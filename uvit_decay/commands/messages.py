@@ -68,6 +68,9 @@ def describe_error(message: str, flags: Sequence[str], actions: Sequence[Action]
         reason = re.sub(r"^\s*(- )?", "", line)
         if reason:
             reasons.append(_reword(reason, flags, common, bases, given))
+    rest = message[key_match.end() :].strip(": \n")
+    if not reasons and rest:  # all in one line, as of a configuration that does not exist
+        reasons.append(_reword(rest, flags, common, bases, given))
     nested_match = NESTED.search(message)
     nested = nested_match[1] if nested_match else None
     found = []

@@ -10,8 +10,19 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from uvit_decay.runs.history import PLACE, PROBE_REPORT, PROBE_TABLE, PROBES, current_name, read
+from uvit_decay.runs.history import (
+    CHECKPOINTS,
+    CONFIG,
+    PLACE,
+    PROBE_REPORT,
+    PROBE_TABLE,
+    PROBES,
+    current_name,
+    read,
+)
 from uvit_decay.runtime.errors import UserError, explain
+from uvit_decay.runtime.files import quote_path
+from uvit_decay.runtime.program import localise
 from uvit_decay.runtime.validation import as_type, flat, parse, read_text
 
 OF_ONE_RUN = ("checkpoint", "step", "best", "tracked", "number")  # metadata of probes that differ from run to run
@@ -92,7 +103,10 @@ class ChosenProbes:
             return run / PROBE_TABLE
         found = sorted(run.glob(f"*/{PROBE_TABLE}"))
         if not found:
-            command = f"evaluate.py probe --ckpt {run}/checkpoints/last.ckpt --out {run}/probes"
+            data = f"--data {quote_path(run / CONFIG)} --out {quote_path(run / 'probes')}"
+            command = (
+                f"{localise('python evaluate.py')} probe --ckpt {quote_path(run / CHECKPOINTS / 'last.ckpt')} {data}"
+            )
             raise UserError(f"{run} has no {PROBE_TABLE}: {command} writes it")
         if len(found) > 1:
             names = ", ".join(table.parent.name for table in found)

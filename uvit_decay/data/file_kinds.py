@@ -46,7 +46,7 @@ def count_kinds(others: Kinds) -> str:
 
 def hint_at_heif(others: Kinds) -> str:
     """Return how to read files of HEIF that are not read, after a semicolon; empty if there are none."""
-    return '; to read HEIC: pip install -e ".[heif]"' if any(kind in HEIF for kind, _ in others) else ""
+    return "; to read HEIC: pip install pillow-heif" if any(kind in HEIF for kind, _ in others) else ""
 
 
 def is_heif(name: str) -> bool:

@@ -186,7 +186,7 @@ class HubDataset(Images):
 
     def _open(self, split: str, files: str | list[str] | None) -> HubListing:
         """Open a split and list its images with their labels."""
-        with explain("--data HubDataset needs the library datasets", ImportError, hint='pip install -e ".[hub]"'):
+        with explain("--data HubDataset needs the library datasets", ImportError, hint="pip install datasets"):
             from datasets import Image
 
         rows = load_split(self.path, split, self.subset, files)

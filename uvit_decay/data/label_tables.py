@@ -78,7 +78,7 @@ def _choose_entries(
 
 def _parse_parquet(where: str, data: bytes) -> tuple[list[str], list[dict[str, Any]]]:
     """Return the columns and the rows of a Parquet file."""
-    with explain(f"{where} needs the library pyarrow", ImportError, hint='pip install -e ".[hub]"'):
+    with explain(f"{where} needs the library pyarrow", ImportError, hint="pip install pyarrow"):
         import pyarrow
         from pyarrow import parquet
     with explain(f"cannot read {where}", pyarrow.ArrowException, OSError):

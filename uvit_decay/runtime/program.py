@@ -130,8 +130,8 @@ def find_config(name: str) -> str:
     Args:
         name: a file, or a bundled configuration as digits, digits.yaml or configs/digits.yaml.
     """
-    if Path(name).exists() and not Path(name).is_dir():
+    if os.path.exists(name) and not os.path.isdir(name):  # False also for a text that is too long for a path
         return name
     stem = name.removeprefix(f"{CONFIGS}/").removesuffix(".yaml")
     found = find_bundled(f"{CONFIGS}/{stem}.yaml")
-    return str(found) if "/" not in stem and found.is_file() else name
+    return str(found) if "/" not in stem and os.path.isfile(found) else name
