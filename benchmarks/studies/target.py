@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 import matplotlib.pyplot as plt
+import torch
 
 from benchmarks.studies.mae_rate import STYLE
 from benchmarks.studies.small_sit import mean_loss, read_scores
@@ -277,7 +278,8 @@ def draw_gains(axes: plt.Axes, by_target: ByArm) -> None:
 def add_rows(tables: Path, run: Path, arm: str, seed: int, steps: int) -> None:
     """Add the rows of a finished arm to the three tables: the accuracies last, because they say that it is finished."""
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
-    about = [arm, seed, steps, commit.stdout.strip(), find_processor()]
+    cpu = f"{find_processor()} ({torch.backends.cpu.get_cpu_capability()})"  # one name may stand for several models
+    about = [arm, seed, steps, commit.stdout.strip(), cpu]
     loss = f"{mean_loss(run, steps):.5f}"
     report = json.loads((run / f"samples_{steps}.json").read_text())
     append(tables, SAMPLES, [[*about, *(f"{report['values'][name]:.4f}" for name in SAMPLE_VALUES)]])
