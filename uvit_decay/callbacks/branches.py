@@ -115,15 +115,9 @@ class BranchTerms:
             ]
             if reader is None:
                 self._handles.append(block.register_forward_hook(partial(self._leave, second)))
-
         for part in self._parts:
             part._graph = part._compiled_call_impl  # of torch.compile, which ignores new hooks; `stop` puts it back
             part._compiled_call_impl = None
-
-    @property
-    def _parts(self) -> list[nn.Module]:
-        """The modules that may be compiled: the network or its blocks."""
-        return [self.net, *self.blocks.values()]
 
     def stop(self) -> None:
         """Remove the hooks."""
@@ -134,6 +128,11 @@ class BranchTerms:
             self.net.depth_attention.measured = None
         for part in self._parts:
             part._compiled_call_impl = part.__dict__.pop("_graph", part._compiled_call_impl)
+
+    @property
+    def _parts(self) -> list[nn.Module]:
+        """The modules that may be compiled: the network or its blocks."""
+        return [self.net, *self.blocks.values()]
 
     def _enter(self, k: int, norm: nn.Module, args: Sequence[Tensor]) -> None:
         x = args[0].detach()

@@ -123,7 +123,7 @@ class Periodic(Callback):
         epoch, total = run_length(trainer)
         if math.isinf(total):
             return 1.0
-        return max(1.0, len(self.list_steps(int(epoch), 0, int(total))))
+        return max(1.0, len(self.list_steps(epoch, 0, int(total))))
 
     def list_steps(self, epoch: int, first: int, last: int) -> set[int]:
         """Return the steps of the evaluations of a run.

@@ -106,9 +106,8 @@ class Run:
                 "leave it out, wait for its first evaluation, or add the callback LinearProbes or GenerationMetrics"
             )
             raise UserError(f"{folder} has no measurement in {PROBES} or {GENERATION}: {advice}")
-        if not (probes or any(collect_values().keys() & point.values.keys() for point in generation)):
-            names = ", ".join(sorted({name for point in generation for name in point.values}))
-            raise UserError(f"{folder / GENERATION} has {names} alone, which compare does not show: add LinearProbes")
+        if not probes:
+            _check_shown(folder / GENERATION, generation)
         ranked = None
         if probes:
             ranked = _name_tokens(probes[-1].metadata, probes[-1].values)
@@ -204,6 +203,14 @@ def _make_point(measurement: Measurement) -> dict[str, float]:
     point["epoch"] = measurement.epoch
     point["images"] = measurement.images_seen
     return point
+
+
+def _check_shown(path: Path, generation: Iterable[Measurement]) -> None:
+    """Raise a UserError if no metric of a history of samples is in the table of metrics."""
+    measured = {name for point in generation for name in point.values}
+    if not measured & collect_values().keys():
+        names = ", ".join(sorted(measured))
+        raise UserError(f"{path} has {names} alone, which compare does not show: add LinearProbes")
 
 
 def _last_top1(path: Path) -> float | None:
