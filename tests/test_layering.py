@@ -29,7 +29,7 @@ FORBIDDEN = {
     "callbacks": {"compare", "doctor", "commands", "hub"},
     "doctor": {"compare", "representations", "commands", "hub"},
     "checkpoint": ABOVE - {"checkpoint"} | {"representations"},
-    "generation": ABOVE - {"generation", "checkpoint"} | {"data", "metrics", "representations"},
+    "generation": ABOVE - {"generation", "checkpoint"} | {"metrics", "representations"},  # reads the names of classes
     "hub": {"tasks", "callbacks", "doctor", "commands"},
 }
 WITH_LIGHTNING = {"callbacks", "commands", "data", "doctor", "runs", "tasks"}

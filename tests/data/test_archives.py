@@ -16,7 +16,8 @@ from refusals import find_line, raises_user_error
 
 from uvit_decay.data import archives
 from uvit_decay.data.decoding import Decoding
-from uvit_decay.data.image_files import list_images, read
+from uvit_decay.data.listing import list_images
+from uvit_decay.data.reading import read
 
 NAMES = ["n02/n02_1.JPEG", "n01/n01_10.JPEG", "n01/n01_2.JPEG", "n03/n03_1.JPEG"]
 

@@ -9,9 +9,10 @@ from image_noise import SIZE, fails, tree, write_tar, write_zip
 from refusals import raises_user_error
 
 from uvit_decay.data import Images
+from uvit_decay.data.classes import class_hash, class_list
 from uvit_decay.data.decoding import Decoding
-from uvit_decay.data.image_files import list_images, read, select
-from uvit_decay.images.class_names import class_hash, class_list
+from uvit_decay.data.listing import list_images, select
+from uvit_decay.data.reading import read
 
 
 def test_imagenet():

@@ -12,7 +12,7 @@ from uvit_decay.data import fingerprint as module
 from uvit_decay.data.archives import ArchiveIndex, file_states
 from uvit_decay.data.batches import ImageSet, InMemory
 from uvit_decay.data.fingerprint import hash_files, spread
-from uvit_decay.data.image_files import list_images
+from uvit_decay.data.listing import list_images
 from uvit_decay.data.named import describe_test_images
 from uvit_decay.runtime.errors import UserError
 
@@ -67,7 +67,7 @@ def test_a_large_folder_is_asked_for_few_sizes(tmp_path, monkeypatch):
         return file_states(path, index, chosen)
 
     monkeypatch.setattr(module, "MOST_SIZES", 5)
-    monkeypatch.setattr("uvit_decay.data.image_files.file_states", counted)
+    monkeypatch.setattr("uvit_decay.data.listing.file_states", counted)
     hash_files(listing, range(1, 20))
     assert asked == [1, 5, 10, 15, 19]  # of these 19: the first, the last and what lies evenly between them
 

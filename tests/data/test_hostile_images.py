@@ -16,9 +16,10 @@ from refusals import raises_user_error
 from test_image_decoding import png
 
 from uvit_decay.data import archives
+from uvit_decay.data.classes import class_list
 from uvit_decay.data.decoding import Decoding, decode
-from uvit_decay.data.image_files import list_images, read, size_of
-from uvit_decay.images.class_names import class_list
+from uvit_decay.data.listing import list_images
+from uvit_decay.data.reading import read, size_of
 
 
 @contextmanager

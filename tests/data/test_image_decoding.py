@@ -12,7 +12,8 @@ from PIL import Image
 from refusals import raises_user_error
 
 from uvit_decay.data.decoding import AS_TRAINED, Decoding, Reading, decode
-from uvit_decay.data.image_files import Listing, read
+from uvit_decay.data.listing import Listing
+from uvit_decay.data.reading import read
 from uvit_decay.runtime.errors import UserError
 
 

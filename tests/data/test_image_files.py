@@ -11,10 +11,11 @@ from image_noise import SIZE, fails, noise, tree, write_tar, write_zip
 from refusals import raises_user_error
 from torch.utils.data import DataLoader
 
-from uvit_decay.data import image_files
+from uvit_decay.data import reading
 from uvit_decay.data.decoding import Decoding
-from uvit_decay.data.image_files import list_images, read
 from uvit_decay.data.labels import LabelOptions
+from uvit_decay.data.listing import list_images
+from uvit_decay.data.reading import read
 
 CLASSES = ["dog/b.png", "cat/a.PNG", "cat/c.Bmp", "dog/a.webp", "ant/x.tiff"]
 
@@ -123,7 +124,7 @@ def test_a_bar_is_shown_when_reading_takes_long(tmp_path, capfd, monkeypatch):
     monkeypatch.setattr("os.get_terminal_size", lambda *_: os.terminal_size((120, 40)))
     read(listing, Decoding(SIZE, 3))
     assert capfd.readouterr().err == ""
-    monkeypatch.setattr(image_files, "_PATIENCE", 0.0)
+    monkeypatch.setattr(reading, "_PATIENCE", 0.0)
     read(listing, Decoding(SIZE, 3))
     assert "reading images" in capfd.readouterr().err
 

@@ -17,10 +17,11 @@ from torchvision.datasets import ImageFolder
 
 from uvit_decay.data import AugmentedImages, Images
 from uvit_decay.data.decoding import Decoding
-from uvit_decay.data.image_files import list_images, read
 from uvit_decay.data.labels import LabelOptions
 from uvit_decay.data.latents.encode import describe
+from uvit_decay.data.listing import list_images
 from uvit_decay.data.named import open_data
+from uvit_decay.data.reading import read
 from uvit_decay.evaluation.open_by_name import open_images
 from uvit_decay.images.autoencoder import LatentSpace
 

@@ -17,10 +17,11 @@ from refusals import find_line, raises_user_error
 from safetensors.torch import save
 
 from uvit_decay.data.decoding import Decoding
-from uvit_decay.data.image_files import list_images, read
 from uvit_decay.data.latents import manifest as manifests
 from uvit_decay.data.latents.encode import describe
 from uvit_decay.data.latents.encode import encode as encode_listing
+from uvit_decay.data.listing import list_images
+from uvit_decay.data.reading import read
 from uvit_decay.images.autoencoder import Autoencoder
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.tensor_files import load_tensors

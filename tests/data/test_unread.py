@@ -14,11 +14,10 @@ from lightning.pytorch.loggers import CSVLogger
 from PIL import Image
 from refusals import find_line, raises_user_error
 
-from uvit_decay.data import AugmentedImages, Images, unread
+from uvit_decay.data import AugmentedImages, Images, reading
 from uvit_decay.data.decoding import centre_crop, formats
-from uvit_decay.data.file_kinds import HEIF, list_extensions
-from uvit_decay.data.image_files import list_images
-from uvit_decay.data.unread import UNREAD, describe_listing, leave_out_unreadable
+from uvit_decay.data.listing import HEIF, describe_listing, list_extensions, list_images
+from uvit_decay.data.reading import UNREAD, leave_out_unreadable
 
 NAMES = [f"{kind}/{i}.jpg" for kind in ("cat", "dog") for i in range(6)]
 DAMAGED = ("cat/1.jpg", "cat/4.jpg", "dog/5.jpg")
@@ -77,7 +76,7 @@ def test_a_set_on_disk_looks_at_headers_first_and_names_what_fails_later(damaged
 
 
 def test_a_batch_of_a_large_set_names_what_it_met(damaged, monkeypatch):
-    monkeypatch.setattr("uvit_decay.data.image_files.MOST_TRIED", 5)
+    monkeypatch.setattr("uvit_decay.data.reading.MOST_TRIED", 5)
     (damaged / DAMAGED[2]).unlink()
     with raises_user_error("at least 1 of 11", DAMAGED[0]):
         _ = loaded(damaged, memory_gb=0.0).train[[0, 1]]
@@ -115,9 +114,9 @@ def test_a_class_without_a_picture_that_can_be_read_is_named(damaged, caplog):
 def test_images_are_decoded_once_for_the_list_until_a_file_changes(damaged, monkeypatch):
     whole = damaged / NAMES[0]
     decoded = []
-    check = unread.check_image
+    check = reading.check_image
     monkeypatch.setattr(
-        unread, "check_image", lambda file, name, reading: decoded.append(name) or check(file, name, reading)
+        reading, "check_image", lambda file, name, reading: decoded.append(name) or check(file, name, reading)
     )
     kept = [leave_out_unreadable(list_images(damaged)).members for _ in range(2)]
     assert (len(decoded), kept[0]) == (12, kept[1])

@@ -12,9 +12,9 @@ from refusals import find_line, raises_user_error
 
 from uvit_decay.data import Images
 from uvit_decay.data.decoding import Decoding, ResizedCentre, centre_crop
-from uvit_decay.data.image_files import list_images
+from uvit_decay.data.listing import list_images
 from uvit_decay.data.named import describe_test_images, open_data
-from uvit_decay.data.on_disk import OnDisk
+from uvit_decay.data.reading import OnDisk
 from uvit_decay.evaluation.feature_table import FeatureOptions
 from uvit_decay.evaluation.generation import open_reference
 from uvit_decay.evaluation.image_sources import DatasetImages

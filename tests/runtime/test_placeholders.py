@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from uvit_decay.checkpoint import load
 from uvit_decay.data.decoding import open_image
-from uvit_decay.data.image_files import list_images
+from uvit_decay.data.listing import list_images
 from uvit_decay.evaluation import npz
 from uvit_decay.images.autoencoder import Autoencoder
 from uvit_decay.runtime.download import verify

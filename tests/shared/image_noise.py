@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 from refusals import raises_user_error
 
-from uvit_decay.data.image_files import list_images
+from uvit_decay.data.listing import list_images
 
 SIZE = 8
 

@@ -10,10 +10,10 @@ from torch import Tensor
 from uvit_decay.callbacks.ema import evaluation_weights
 from uvit_decay.callbacks.periodic import Periodic, PeriodicSampling, save_picture
 from uvit_decay.data import ImageData
+from uvit_decay.data.classes import in_words
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.generation.options import LARGEST_GRID
 from uvit_decay.generation.samples import Samples
-from uvit_decay.images.class_names import in_words
 from uvit_decay.images.io import grid_columns, labelled_grid
 from uvit_decay.representations.reconstruction import Reconstructor
 from uvit_decay.runs.stage import describe_early, is_early

@@ -24,7 +24,7 @@ from uvit_decay.checkpoint.official.common import IMPORTED, ImportOptions, Netwo
 from uvit_decay.checkpoint.official.timm import python_lines, timm_state
 from uvit_decay.checkpoint.official.wrapped import unwrap
 from uvit_decay.checkpoint.options import Weights
-from uvit_decay.images.class_names import class_hash, ordered_class_list
+from uvit_decay.data.classes import class_hash, ordered_class_list
 from uvit_decay.nn.mae import MAE
 from uvit_decay.nn.sit import SiT
 from uvit_decay.nn.uvit import UViT

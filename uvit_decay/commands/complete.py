@@ -14,12 +14,12 @@ from lightning.pytorch.utilities import rank_zero_info
 from uvit_decay.commands.first_check import CONFIG_FLAGS, sets_argument
 from uvit_decay.commands.own_pictures import cap_batch, name_run, prefer_minutes, start_from_noise_if_unfit
 from uvit_decay.data import Digits, ImageData
+from uvit_decay.data.classes import class_list
 from uvit_decay.data.datamodule import Sizes
-from uvit_decay.data.image_files import list_images
 from uvit_decay.data.latents import manifest
 from uvit_decay.data.latents.module import Latents
+from uvit_decay.data.listing import list_images
 from uvit_decay.decay import DEPTH_ATTENTION, SHORTCUTS
-from uvit_decay.images.class_names import class_list
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import at_home
 

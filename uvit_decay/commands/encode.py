@@ -22,8 +22,8 @@ from uvit_decay.runtime.program import PROGRAM
 from uvit_decay.runtime.progress import track
 
 if TYPE_CHECKING:
-    from uvit_decay.data.image_files import Listing
     from uvit_decay.data.latents.manifest import Manifest
+    from uvit_decay.data.listing import Listing
 
 SHARES = timedelta(days=1)  # how long a process waits until the slowest one has encoded its share of the shards
 
@@ -67,7 +67,8 @@ def encode_images(
 
     from uvit_decay.commands.opening import open_program
     from uvit_decay.data.latents.encode import describe, encode
-    from uvit_decay.data.unread import UNREAD, describe_listing, store_list
+    from uvit_decay.data.listing import describe_listing
+    from uvit_decay.data.reading import UNREAD, store_list
     from uvit_decay.images.autoencoder import Autoencoder
 
     with open_program(timeout=SHARES) as (processes, device):
@@ -94,11 +95,11 @@ def _list_source(
 
     Arguments as in `encode_images`.
     """
+    from uvit_decay.data.classes import class_list
     from uvit_decay.data.fingerprint import MOST_MEASURED, spread
-    from uvit_decay.data.image_files import check_headers, list_images
     from uvit_decay.data.labels import NO_CLASSES, LabelOptions
-    from uvit_decay.data.unread import leave_out_unreadable
-    from uvit_decay.images.class_names import class_list
+    from uvit_decay.data.listing import list_images
+    from uvit_decay.data.reading import check_headers, leave_out_unreadable
 
     names = None if classes is None else class_list(classes)
     options = LabelOptions(None if labels == NO_CLASSES else labels, label_column, "--labels", "--label-column")

@@ -17,6 +17,7 @@ MODULES = {
     "Latents": "latents.module",
     "SETS": "named",
     "Sizes": "datamodule",
+    "class_list": "classes",
     "open_data": "named",
 }
 __all__ = list(MODULES)

@@ -17,8 +17,8 @@ from uvit_decay.data.augment import Augment, AugmentDraw, erase_boxes, global_se
 from uvit_decay.data.batches import Augmentation, Batch, ImageSet, InMemory
 from uvit_decay.data.decoding import Decoding, ResizedCentre, check_shape, decode_box, planes
 from uvit_decay.data.folder import Images
-from uvit_decay.data.image_files import Listing, common_side
-from uvit_decay.data.on_disk import OnDisk
+from uvit_decay.data.listing import Listing
+from uvit_decay.data.reading import OnDisk, common_side
 from uvit_decay.runtime.errors import UserError, check_numbers
 from uvit_decay.runtime.typed import check_types
 

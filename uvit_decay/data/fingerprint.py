@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from uvit_decay.data.class_folders import split_parts
-from uvit_decay.data.image_files import Listing
+from uvit_decay.data.classes import split_parts
+from uvit_decay.data.listing import Listing
 from uvit_decay.runtime.errors import explain
 
 MOST_COMPARED = 64  # files that are read to compare their bytes

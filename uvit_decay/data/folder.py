@@ -15,24 +15,25 @@ from PIL import Image
 from torch import Tensor
 
 from uvit_decay.data.batches import ImageSet, InMemory
+from uvit_decay.data.classes import class_list
 from uvit_decay.data.datamodule import ImageData, Sizes, hash_set
 from uvit_decay.data.decoding import Crop, Decoding, Reading, centre_crop, is_transparent
-from uvit_decay.data.file_kinds import hint_at_heif, is_heif
 from uvit_decay.data.fingerprint import MOST_MEASURED, hash_files, name_shared, spread
-from uvit_decay.data.image_files import (
-    Listing,
+from uvit_decay.data.labels import AUTO, FOLDERS, LEAF, LabelOptions
+from uvit_decay.data.listing import Listing, describe_listing, hint_at_heif, is_heif, list_images, select
+from uvit_decay.data.reading import (
+    UNREAD,
+    OnDisk,
     check_headers,
     common_side,
     explain_failures,
     find_failures,
-    list_images,
-    select,
+    leave_out_unreadable,
+    remark_on_enlarging,
+    store_list,
     try_read,
+    warn_of_dark_images,
 )
-from uvit_decay.data.labels import AUTO, FOLDERS, LEAF, LabelOptions
-from uvit_decay.data.on_disk import OnDisk, warn_of_dark_images
-from uvit_decay.data.unread import UNREAD, describe_listing, leave_out_unreadable, remark_on_enlarging, store_list
-from uvit_decay.images.class_names import class_list
 from uvit_decay.runtime.errors import UserError, check_numbers
 from uvit_decay.runtime.files import check_writable
 from uvit_decay.runtime.random import generator

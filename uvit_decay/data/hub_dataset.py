@@ -17,12 +17,12 @@ import numpy as np
 from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay.data.archives import DAMAGED, open_file
+from uvit_decay.data.classes import class_hash
 from uvit_decay.data.fingerprint import MOST_COMPARED, spread
 from uvit_decay.data.folder import Images
-from uvit_decay.data.image_files import Listing
 from uvit_decay.data.label_tables import LABEL_WORDS
 from uvit_decay.data.labels import AUTO, number_labels
-from uvit_decay.images.class_names import class_hash
+from uvit_decay.data.listing import Listing
 from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.files import PAGE, at_home, check_content
 from uvit_decay.runtime.typed import check_types

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from uvit_decay.data.class_folders import split_parts
+from uvit_decay.data.classes import split_parts
 from uvit_decay.runtime.errors import UserError, explain
 
 DATASET = "dataset.json"

@@ -15,9 +15,10 @@ from pathlib import Path
 from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay.data.archives import ArchiveIndex, open_members
-from uvit_decay.data.class_folders import (
+from uvit_decay.data.classes import (
     Folder,
     check_splits,
+    class_hash,
     count_wrappers,
     first_level,
     folders_of,
@@ -25,7 +26,6 @@ from uvit_decay.data.class_folders import (
     split_parts,
 )
 from uvit_decay.data.label_tables import DATASET, METADATA, NoLabels, Table, read_table
-from uvit_decay.images.class_names import class_hash
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import at_home
 

@@ -17,10 +17,9 @@ from torch import Tensor
 from uvit_decay.data.batches import ImageSet, InMemory
 from uvit_decay.data.decoding import AS_TRAINED, Decoding, Reading, centre_crop
 from uvit_decay.data.fingerprint import MOST_MEASURED, hash_array, hash_states, spread
-from uvit_decay.data.image_files import check_headers, list_images, read, size_of
 from uvit_decay.data.labels import LabelOptions
-from uvit_decay.data.on_disk import OnDisk
-from uvit_decay.data.unread import describe_listing
+from uvit_decay.data.listing import describe_listing, list_images
+from uvit_decay.data.reading import OnDisk, check_headers, read, size_of
 from uvit_decay.evaluation import npz
 from uvit_decay.generation.samples import PATHS, Samples
 from uvit_decay.images.io import to_grey

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from uvit_decay.data.classes import in_words
 from uvit_decay.evaluation.extract import SHOWN
 from uvit_decay.evaluation.feature_store import FeatureStore
 from uvit_decay.evaluation.generation import Comparison, are_same_classes
@@ -17,7 +18,6 @@ from uvit_decay.evaluation.image_sources import ImageSource
 from uvit_decay.evaluation.metric_table import format_title
 from uvit_decay.evaluation.report_html import Ceiling, Neighbours, Report, write_html
 from uvit_decay.evaluation.statistics_file import Reference
-from uvit_decay.images.class_names import in_words
 from uvit_decay.images.io import grid_columns, save_npz
 from uvit_decay.metrics.precision_recall import find_covered, nearest
 from uvit_decay.runtime.distributed import Processes

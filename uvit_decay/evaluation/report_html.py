@@ -14,6 +14,7 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
 
+from uvit_decay.data.classes import in_words, synonyms
 from uvit_decay.evaluation.metric_table import (
     CLASSIFIER_ACCURACY,
     CONSISTENCY,
@@ -22,7 +23,6 @@ from uvit_decay.evaluation.metric_table import (
     collect_values,
     format_title,
 )
-from uvit_decay.images.class_names import in_words, synonyms
 from uvit_decay.images.io import labelled_grid, to_pil
 from uvit_decay.runtime.files import replacing
 from uvit_decay.runtime.validation import flat

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from uvit_decay.checkpoint.options import Weights
-from uvit_decay.images.class_names import class_numbers
+from uvit_decay.data.classes import class_numbers
 from uvit_decay.runtime.command_line import Advanced, Bounds, check_bounds
 from uvit_decay.runtime.errors import MOST_SEED, UserError
 from uvit_decay.runtime.instantiate import Trusted

@@ -19,11 +19,11 @@ from uvit_decay.checkpoint.detect import KEY
 from uvit_decay.checkpoint.io import INDEX, WEIGHTS
 from uvit_decay.checkpoint.official.common import IMPORTED
 from uvit_decay.checkpoint.options import Weights
+from uvit_decay.data.classes import synonyms
 from uvit_decay.hub.bundle import bundle
 from uvit_decay.hub.denoiser import DecayedDenoiser, SiTDenoiser, UViTDenoiser
 from uvit_decay.hub.pipeline import DecayPipeline, code_of, write_files
 from uvit_decay.images.autoencoder import Autoencoder, decoder
-from uvit_decay.images.class_names import synonyms
 from uvit_decay.runtime.errors import UserError, escape_unprintable, explain
 from uvit_decay.runtime.files import LOCK, check_writable, claim_paths, writing
 from uvit_decay.runtime.tensor_files import load_tensors, save_tensors

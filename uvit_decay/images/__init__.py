@@ -1,4 +1,4 @@
-"""Images outside of networks: writing them, the names of their classes, and autoencoders of latents."""
+"""Images outside of networks: writing them, and autoencoders of latents."""
 
 from uvit_decay.runtime.program import lazy
 
@@ -9,7 +9,6 @@ MODULES = {
     "save_npz": "io",
     "save_pngs": "io",
     "labelled_grid": "io",
-    "class_list": "class_names",
     "Autoencoder": "autoencoder",
     "LatentSpace": "autoencoder",
 }

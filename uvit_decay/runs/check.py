@@ -11,9 +11,9 @@ from lightning.pytorch import LightningModule
 
 from uvit_decay.checkpoint.detect import KEY
 from uvit_decay.checkpoint.io import ModelCard, TrainingContents, check_ours
+from uvit_decay.data.classes import class_hash
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.data.labels import FOLDERS, LEAF
-from uvit_decay.images.class_names import class_hash
 from uvit_decay.runs.form import MALFORMED, check_form, check_tensors
 from uvit_decay.runs.settings import (
     DECIDES,

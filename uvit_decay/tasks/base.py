@@ -41,10 +41,10 @@ from uvit_decay.checkpoint.detect import KEY
 from uvit_decay.checkpoint.io import ModelCard, StoredModel, load
 from uvit_decay.checkpoint.options import Weights
 from uvit_decay.data.batches import Batch
+from uvit_decay.data.classes import class_hash
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.diffusion.sampling import Sampling
-from uvit_decay.images.class_names import class_hash
 from uvit_decay.nn.base import check_attributes
 from uvit_decay.runs.counters import log_short_run, run_length
 from uvit_decay.runs.restore import restore_run

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from uvit_decay.checkpoint.convert import read_official
 from uvit_decay.checkpoint.detect import ThirdParty
 from uvit_decay.checkpoint.io import StoredModel, is_folder, read
+from uvit_decay.data.classes import synonyms
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.decay.table import NAMES
-from uvit_decay.images.class_names import synonyms
 from uvit_decay.nn.base import DataLayers, HasDataLayers
 from uvit_decay.nn.embed import resize_positions
 from uvit_decay.runs.check import check_data, compare_specs

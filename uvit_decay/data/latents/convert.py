@@ -11,12 +11,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from uvit_decay.data.classes import class_hash, ordered_class_list
 from uvit_decay.data.latents.foreign import ForeignLatents
 from uvit_decay.data.latents.manifest import Manifest, Sums, false_colours, read, statistics
 from uvit_decay.data.latents.shards import Shard, check_shard, check_space, read_sums, write_labels, write_shard
 from uvit_decay.images.autoencoder import LatentSpace
 from uvit_decay.images.autoencoder_files import absolute_name
-from uvit_decay.images.class_names import class_hash, ordered_class_list
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import check_writable, claim_paths, remove_remains
 from uvit_decay.runtime.progress import track

@@ -17,9 +17,9 @@ from einops import rearrange
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
+from uvit_decay.data.classes import class_hash
 from uvit_decay.data.latents.foreign import find_writer
 from uvit_decay.images.autoencoder import PER_CHANNEL, LatentSpace
-from uvit_decay.images.class_names import class_hash
 from uvit_decay.images.io import to_float
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import quote_path

@@ -7,10 +7,10 @@ from pathlib import Path
 from torch import Tensor
 
 from uvit_decay.data.batches import Batch
+from uvit_decay.data.classes import class_hash, ordered_class_list
 from uvit_decay.data.datamodule import ImageData, Sizes
 from uvit_decay.data.latents.manifest import Manifest, read
 from uvit_decay.data.latents.shards import LatentSet
-from uvit_decay.images.class_names import class_hash, ordered_class_list
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import at_home
 from uvit_decay.runtime.random import normal

@@ -1,169 +1,54 @@
-"""List the images of a folder, zip or tar with their classes, and read them into a tensor.
+"""Read listed images into tensors, at once or for every batch, and find those that cannot be read.
 
-`labels.py` finds their classes. All values are uint8; data modules convert them to float. `decoding.py` turns the bytes
-of a file into pixels.
+All values are uint8; data modules convert them to float. `decoding.py` turns the bytes of a file into pixels.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 
-import numpy as np
+import PIL
 import torch
+from filelock import FileLock
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from uvit_decay.data.archives import ArchiveIndex, Kinds, file_states, find, open_members
+from uvit_decay.data.batches import ImageSet, InMemory
+from uvit_decay.data.classes import in_words
 from uvit_decay.data.decoding import (
+    AS_TRAINED,
     Decoding,
     Look,
+    Reading,
+    check_image,
     check_size,
     decode,
     formats,
     is_transparent,
     open_image,
 )
-from uvit_decay.data.file_kinds import count_kinds, count_others, hint_at_heif, list_extensions
-from uvit_decay.data.labels import SAMPLES, TABLES, LabelOptions, find_labels
+from uvit_decay.data.fingerprint import SPREAD_IMAGES, hash_files, hash_states, spread
+from uvit_decay.data.listing import Listing
 from uvit_decay.runtime.concurrency import in_threads
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import at_home, check_images_exist
+from uvit_decay.runtime.files import cache_folder, check_writable, replacing
 from uvit_decay.runtime.progress import track
+from uvit_decay.runtime.validation import read_json, write_json
 
-LOSSY = (".jpg", ".jpeg")
 _PATIENCE = 3.0  # seconds after which a bar appears
 MOST_TRIED = 2000  # images of a set that are all tried, to count them, if one of a batch cannot be read
 MOST_NAMED = 8  # images that cannot be read in a message
+FEW = 10  # images whose headers tell whether they are enlarged
+ENLARGED = 2  # factor from which enlarged images are remarked on
+UNREAD = "unread.txt"  # the list in the folder of a run: a line for each image, its name and the reason
+EIGHTH = 32  # of 255: images that stay darker have probably another range
 
 Failures = dict[int, str]  # index of an image that cannot be read, and why, in a line that begins with its name
-
-
-@dataclass(frozen=True)
-class Listing:
-    """Places and labels of images. It holds no open file, so it can be pickled and sent to worker processes.
-
-    Args:
-        path: the folder, zip or tar.
-        members: sorted names relative to `path`, '/' between folders.
-        labels: indices into `class_names`; all 0 without classes.
-        class_names: names of the classes; empty without classes.
-        spans: places of the members of a tar, see `ArchiveIndex`.
-        depth: number of folders around the images that do not identify them, see `Labels`.
-        table: the table that the labels come from; empty for labels from folders.
-        others: the number of the other visible files by extension.
-        left_out: a line about each image that was listed and left out because it cannot be read.
-    """
-
-    path: Path
-    members: tuple[str, ...]
-    labels: tuple[int, ...]
-    class_names: tuple[str, ...]
-    spans: np.ndarray | None = field(default=None, compare=False, repr=False)
-    others: Kinds = field(default=(), compare=False, repr=False)
-    left_out: tuple[str, ...] = field(default=(), compare=False, repr=False)
-    depth: int | None = None
-    table: str = ""
-
-    def open(self) -> AbstractContextManager[Callable[[int], BytesIO]]:
-        """Return a context with a function that reads image i; see `open_members`."""
-        return open_members(self.path, self._index)
-
-    @property
-    def in_archive(self) -> bool:
-        """True if the images are members of a zip or tar, so that their sizes are known without accessing each file."""
-        return self.spans is not None or not self.path.is_dir()
-
-    @property
-    def has_jpegs(self) -> bool:
-        """True if some images are JPEGs by their names."""
-        return any(name.lower().endswith(LOSSY) for name in self.members)
-
-    @property
-    def stored_in(self) -> tuple[str, ...]:
-        """The files that hold the images, relative to `path`: "" for an archive."""
-        return self.members if self.path.is_dir() else ("",)
-
-    def states(self, chosen: Sequence[int]) -> list[tuple[int, ...]]:
-        """Return the size in bytes of each image file at the indices `chosen`, in a zip also its CRC-32."""
-        return file_states(self.path, self._index, chosen)
-
-    def take(self, chosen: Sequence[int]) -> Listing:
-        """Return the images at the indices `chosen`, with the same classes."""
-        members = tuple(self.members[i] for i in chosen)
-        labels = tuple(self.labels[i] for i in chosen)
-        spans = self.spans
-        if spans is not None:
-            spans = spans[list(chosen)]
-        return replace(self, members=members, labels=labels, spans=spans)
-
-    @property
-    def _index(self) -> ArchiveIndex:
-        return ArchiveIndex(self.members, self.spans)
-
-
-def list_images(
-    path: str | Path,
-    classes: Collection[str] | None = None,
-    labels: LabelOptions = LabelOptions(),  # noqa: B008  frozen
-) -> Listing:
-    """List the images in a folder (links are followed), zip or tar, without decoding any.
-
-    Archives inside it are not opened.
-
-    Args:
-        path: the folder, zip or tar.
-        classes: list only images of these classes, which must all have images; None lists all images.
-        labels: where the labels come from.
-
-    Raises:
-        UserError: there are no images or no images of a class, or the images have no labels, see `find_labels`.
-    """
-    path = at_home(path)
-    check_images_exist(path)
-    extensions = list_extensions()
-    images, beside = find(path, extensions | {*TABLES, *SAMPLES}).split(extensions)
-    others = count_others(images.others, beside.names)
-    if not images.names:
-        kinds = ".png, .jpg, .webp and others; hidden files do not count; unpack archives that are inside"
-        has = f"; it has {count_kinds(others)}{hint_at_heif(others)}" if others else ""
-        raise UserError(f"{path}: no images in it that can be read, in any folder ({kinds}){has}")
-    found = find_labels(path, images, beside, labels)
-    unused = [name for name in beside.names if f"{path}/{name}" != found.table]
-    listing = Listing(
-        path,
-        images.names,
-        found.labels,
-        found.class_names,
-        images.spans,
-        count_others(images.others, unused),
-        depth=found.depth,
-        table=found.table,
-    )
-    if classes is None:
-        return listing
-    return select(listing, classes)
-
-
-def select(listing: Listing, classes: Collection[str]) -> Listing:
-    """Return the images of these classes only, labelled by the rank of their class among them, sorted."""
-    class_names = tuple(sorted(classes))
-    missing = sorted(set(class_names) - set(listing.class_names))
-    if missing:
-        count = f"{len(missing)} of the {len(class_names)} classes have no images"
-        place = "in the table of labels" if listing.table else "a folder of this name"
-        raise UserError(f"{listing.path}: {count}, the first is {missing[0]}; each class must be {place}")
-    rank = {name: label for label, name in enumerate(class_names)}
-    kept, labels = [], []
-    for i, label in enumerate(listing.labels):
-        name = listing.class_names[label]
-        if name in rank:
-            kept.append(i)
-            labels.append(rank[name])
-    return replace(listing.take(kept), labels=tuple(labels), class_names=class_names)
 
 
 def size_of(listing: Listing) -> int:
@@ -319,3 +204,117 @@ def explain_failures(listing: Listing, failures: Failures, complete: bool = True
     if more > 0:
         named += f"; and {more:,} more"
     return f"{text}: {named}"
+
+
+class OnDisk(ImageSet):
+    """An ImageSet that decodes its images from their files for every batch.
+
+    Args:
+        listing: images, of which the set has some.
+        chosen: their indices in the listing.
+        decoding: size, channels and crop of the images.
+    """
+
+    def __init__(self, listing: Listing, chosen: list[int], decoding: Decoding) -> None:
+        self.listing = listing
+        self.chosen = chosen
+        self.decoding = decoding
+        self.crop = decoding.crop
+        self.labels = torch.tensor(listing.labels)[chosen]
+
+    def __getitem__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+        chosen = [self.chosen[i] for i in indices]
+        return read(self.listing, self.decoding, chosen), self.labels[indices]
+
+
+def warn_of_dark_images(where: str, images: ImageSet, hint: str) -> None:
+    """Warn if no image of a sample of a set reaches an eighth of the range.
+
+    Args:
+        where: the images, for the message.
+        images: the set.
+        hint: what helps.
+    """
+    brightest = _find_brightest(images)
+    if brightest < EIGHTH:
+        rank_zero_info(f"warning: {where}: no pixel is brighter than {brightest} of 255; {hint}")
+
+
+def _find_brightest(images: ImageSet) -> int:
+    """Return the brightest value of a set in memory, or of SPREAD_IMAGES images of a set on disk that can be read."""
+    if isinstance(images, InMemory):
+        return int(images.images.max())
+    chosen = [images.chosen[row] for row in spread(len(images), SPREAD_IMAGES)]
+    pixels, failures = try_read(images.listing, images.decoding, chosen)
+    kept = [row for row, i in enumerate(chosen) if i not in failures]
+    return int(pixels[kept].max()) if kept else 255
+
+
+def remark_on_enlarging(listing: Listing, chosen: Sequence[int], size: int) -> None:
+    """Print a remark if images, all of one size, are enlarged to this size by a factor of ENLARGED or more.
+
+    Args:
+        listing: the images.
+        chosen: indices of the training images, of which the headers of a few are read.
+        size: height and width to which they are enlarged.
+    """
+    few = [chosen[i] for i in spread(len(chosen), FEW)]
+    side = common_side(listing, few, size)
+    if side is not None and side * ENLARGED <= size:
+        flags = f"--data.image_size {side} --model.net.image_size {side}"
+        text = f"images of {side}x{side} pixels are enlarged to {size}x{size}"
+        rank_zero_info(f"{text}; {flags} trains on them as they are")
+
+
+def leave_out_unreadable(listing: Listing, reading: Reading = AS_TRAINED) -> Listing:
+    """Return a listing without the images that cannot be read; `left_out` has a line about each of them.
+
+    All images are decoded once. The result is stored in the cache of this machine and used while names, sizes and
+    modification times of the files are the same; of several processes that need it, one decodes.
+
+    Raises:
+        UserError: no image can be read.
+    """
+    file = _cache_file(listing, reading)
+    check_writable(file)
+    with FileLock(file.with_suffix(".lock")):
+        if not file.exists():
+            failures = _find_unreadable(listing, reading)
+            write_json(file, {str(i): reason for i, reason in failures.items()})
+        stored = read_json(file, dict[str, str])
+    failures: Failures = {int(i): reason for i, reason in stored.items()}
+    kept = [i for i in range(len(listing.members)) if i not in failures]
+    if not kept:
+        raise UserError(explain_failures(listing, failures))
+    rest = replace(listing.take(kept), left_out=tuple(failures.values()))
+    _warn_of_emptied_classes(listing, rest)
+    return rest
+
+
+def _warn_of_emptied_classes(listing: Listing, rest: Listing) -> None:
+    """Warn of classes all of whose images cannot be read."""
+    names = [listing.class_names[label] for label in sorted({*listing.labels} - {*rest.labels})]
+    if names:
+        rank_zero_info(f"warning: classes without a picture that can be read: {', '.join(in_words(names)[:FEW])}")
+
+
+def _find_unreadable(listing: Listing, reading: Reading) -> Failures:
+    def check(i: int, file: BytesIO) -> None:
+        check_image(file, listing.members[i], reading)
+
+    return attempt(listing, range(len(listing.members)), check)
+
+
+def _cache_file(listing: Listing, reading: Reading) -> Path:
+    """Return the file of the list in the cache, named by the files of the listing and by what reads them."""
+    everything = range(len(listing.members))
+    key = [hash_states(listing), hash_files(listing, everything), reading.key, PIL.__version__, formats()]
+    digest = hashlib.sha256(repr(key).encode()).hexdigest()
+    return cache_folder("unread") / f"{digest[:32]}.json"
+
+
+def store_list(lines: Sequence[str], file: Path) -> None:
+    """Write a list of images that cannot be read, a line for each."""
+    with replacing(file) as opened:
+        for line in lines:
+            opened.write(f"{line}\n".encode(errors="backslashreplace"))

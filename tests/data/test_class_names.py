@@ -4,9 +4,9 @@ import pytest
 from official_files import change_training
 from refusals import raises_user_error
 
+from uvit_decay.data.classes import class_list, class_numbers, in_words, synonyms
 from uvit_decay.generation.options import SamplingOptions
 from uvit_decay.generation.samples import Samples
-from uvit_decay.images.class_names import class_list, class_numbers, in_words, synonyms
 
 IMAGENET = class_list("imagenet-1k")
 
