@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from refusals import raises_user_error
 
 from uvit_decay.diffusion.likelihood import log_likelihood, signs
 from uvit_decay.diffusion.noise_path import GVP, VP, Linear, expand
@@ -95,3 +96,24 @@ def test_signs_are_fair_and_keyed():
     assert torch.equal(z[1:], signs((3, 100, 100), 0, torch.tensor([1])))
     assert not torch.equal(z[0], z[1])
     assert not torch.equal(z, signs((3, 100, 100), 1, torch.arange(2)))
+
+
+@pytest.mark.parametrize(
+    ("changed", "fragments"),
+    [
+        ({"steps": 0}, ("steps", 0)),
+        ({"steps": -1}, ("steps", -1)),
+        ({"seed": -1}, ("seed", -1)),
+        ({"indices": [0]}, ("indices", (1, 1, 2, 2), (2, 1, 2, 2))),
+        ({"indices": [0, -1]}, ("indices[1]", -1)),
+        ({"labels": [0]}, ("labels", 1, 2)),
+        ({"images": torch.zeros(2, 3, 2, 2)}, ("images", (2, 3, 2, 2))),
+    ],
+)
+def test_other_arguments_give_no_density(changed, fragments):
+    given = {"images": images(2, STD * torch.eye(4)), "labels": None, "indices": [0, 1]}
+    of = DiffusionModel(
+        velocity_of(Linear(), STD * torch.eye(4)), Linear(), "velocity", SHAPE, 2, True, torch.device("cpu")
+    )
+    with raises_user_error(*fragments):
+        log_likelihood(of, **{**given, **changed})

@@ -222,3 +222,12 @@ def test_the_loss_is_float32_under_bfloat16_autocast(prediction):
     assert loss.dtype == torch.float32
     assert torch.allclose(loss, exact, rtol=0.02)
     assert not torch.equal(loss, loss.bfloat16().float())
+
+
+@pytest.mark.parametrize(
+    "form", [lambda x: x[:, :1], lambda x: torch.cat([x, x], 1), lambda x: x[:1], lambda x: x[..., :1]]
+)
+def test_an_output_of_another_shape_does_not_train(form):
+    x, y, t, eps = batch()
+    with raises_user_error((4, 2, 6, 6), tuple(form(x).shape)):
+        diffusion_loss(lambda x, t, y: form(x), Linear(), "velocity", x, y, t, eps)

@@ -271,3 +271,18 @@ def test_labels_and_indices_may_be_tensors_and_arrays():
     assert torch.equal(found, expected)
     with raises_user_error("labels", "None"):
         generate(source(num_classes=0), Sampling(steps=1), [0], [0], 0)
+
+
+@pytest.mark.parametrize("guidance", [1.0, 2.0])
+@pytest.mark.parametrize("channels", [1, 4])
+def test_an_output_of_another_shape_makes_no_images(channels, guidance):
+    """One channel of two would be broadcast, and of four two would be left out."""
+
+    def net(x, t, y):
+        return torch.cat([x, x], dim=1)[:, :channels]
+
+    with raises_user_error((2, 2, 8, 8), (2, channels, 8, 8)):
+        images(Sampling("euler", steps=2, guidance=guidance), range(2), of=source(net))
+    variance = source(NET, learned_variance=True)
+    with raises_user_error((2, 4, 8, 8), (2, 2, 8, 8)):
+        images(Sampling("euler", steps=2, guidance=guidance), range(2), of=variance)

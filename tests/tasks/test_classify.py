@@ -214,3 +214,19 @@ def test_an_average_of_the_weights_is_evaluated(tmp_path):
     with torch.no_grad():
         hits = (average(to_float(images)).argmax(dim=1) == labels).double().mean()
     assert float(trainer.callback_metrics["val/top1"]) == pytest.approx(float(hits))
+
+
+class MoreLogits(ResNet):
+    """A classifier with logits of one class more than it names."""
+
+    def forward(self, x):
+        return torch.nn.functional.pad(super().forward(x), (0, 1))
+
+
+def test_logits_of_another_shape_neither_train_nor_validate(tmp_path):
+    task = ClassifyTask(small_resnet())
+    task.net.__class__ = MoreLogits
+    with raises_user_error("logits", (32, 10), (32, 11)):
+        tiny_trainer(tmp_path, max_steps=1).fit(task, Digits(32))
+    with raises_user_error("logits", 10, 11):
+        tiny_trainer(tmp_path, limit_val_batches=1).validate(task, Digits(32))

@@ -1,5 +1,6 @@
 """Pre-training of MAE: keyed masks, its checkpoint, and what it refuses."""
 
+import jaxtyping
 import pytest
 import torch
 from conftest import refused, same, train
@@ -11,6 +12,7 @@ from small_mae import mae_task
 from uvit_decay.checkpoint import load
 from uvit_decay.data import Digits
 from uvit_decay.data.named import open_data
+from uvit_decay.nn import MAE
 from uvit_decay.runtime.random import uniform
 from uvit_decay.tasks import MAETask
 
@@ -88,3 +90,23 @@ def test_a_configuration_trains_and_resumes_from_the_command_line(tmp_path, monk
     assert load(tmp_path / "runs/mae/version_1/checkpoints/last.ckpt").card.step == 8  # two epochs of this run
     line = refused(capsys, train, monkeypatch, tmp_path, "fit", f"--ckpt_path={path}")  # the default, a denoiser
     find_line(line, "uvit_decay.tasks.MAETask", "uvit_decay.tasks.DiffusionTask")
+
+
+class OneValue(MAE):
+    """A masked autoencoder that predicts one value of each patch, or masks each value."""
+
+    of_mask = False
+
+    def forward(self, x, noise, mask_ratio=0.75, layers=()):
+        prediction, mask = super().forward(x, noise, mask_ratio)
+        return (prediction, mask[:, :1]) if self.of_mask else (prediction[..., :1], mask)
+
+
+@pytest.mark.parametrize(("of_mask", "fragments"), [(False, ("prediction", (32, 16, 1))), (True, ("mask", (32, 1)))])
+def test_an_output_of_another_shape_does_not_train(tmp_path, of_mask, fragments, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    task = mae_task()
+    task.net.__class__ = OneValue
+    task.net.of_mask = of_mask
+    with raises_user_error(*fragments):
+        fit(tmp_path, max_steps=1, task=task)

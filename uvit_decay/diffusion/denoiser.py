@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from uvit_decay.diffusion.noise_path import NoisePath
-from uvit_decay.diffusion.prediction import T_EPS, Network, Prediction, x_eps_from_output
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.diffusion.prediction import OUTPUT, T_EPS, Network, Prediction, x_eps_from_output
+from uvit_decay.runtime.errors import UserError, require_shape
 
 TIME_ROUNDING = 1e-6  # tolerance in comparisons of float32 times
 
@@ -63,22 +63,26 @@ class Denoiser:
         return self.path.velocity(data, eps, times_like(x, time))
 
 
-def denoise_fn(net: Network, path: NoisePath, prediction: Prediction, y: Tensor | None, clip: bool) -> DenoiseFn:
+def denoise_fn(
+    net: Network, path: NoisePath, prediction: Prediction, y: Tensor | None, clip: bool, learned_variance: bool = False
+) -> DenoiseFn:
     """Return the denoiser (x_t, t) -> (x, eps) of a network; `clip` clamps x to [-1, 1] and computes eps from it.
 
-    If the network returns more channels than x_t has, the others are v of a learned variance: (x, eps, v).
+    With `learned_variance` the network returns twice the channels of x_t; the second half is v: (x, eps, v).
     """
 
     def denoise(x_t: Tensor, t: Tensor) -> tuple[Tensor, ...]:
         out = net(x_t, t, y).to(x_t)
         channels = x_t.shape[1]
+        outputs = 2 * channels if learned_variance else channels
+        require_shape((len(x_t), outputs, *x_t.shape[2:]), **{OUTPUT: out})
         x, eps = x_eps_from_output(path, prediction, x_t, out[:, :channels], t)
         if clip:
             x = x.clamp(-1, 1)
             eps = path.eps_from_x(x_t, x, t)
-        if out.shape[1] <= channels:
-            return x, eps
-        return x, eps, out[:, channels:]
+        if learned_variance:
+            return x, eps, out[:, channels:]
+        return x, eps
 
     return denoise
 

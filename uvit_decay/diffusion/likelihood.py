@@ -21,7 +21,8 @@ from torch import Tensor
 from uvit_decay.diffusion.denoiser import Denoiser, linspace
 from uvit_decay.diffusion.noise_path import Batch
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
-from uvit_decay.runtime.random import indices_on, uniform
+from uvit_decay.runtime.errors import check_whole, require_shape
+from uvit_decay.runtime.random import RowNumbers, indices_on, uniform
 from uvit_decay.runtime.typed import check_types
 
 
@@ -45,8 +46,8 @@ def _rates(denoiser: Denoiser, x: Tensor, z: Tensor, time: float) -> tuple[Tenso
 def log_likelihood(
     model: DiffusionModel,
     images: Batch,
-    labels: Sequence[int] | None,
-    indices: Sequence[int],
+    labels: RowNumbers | None,
+    indices: RowNumbers,
     seed: int = 0,
     steps: int = 500,
 ) -> Float[Tensor, " b"]:
@@ -64,6 +65,9 @@ def log_likelihood(
         steps: number of steps, each with two evaluations of the network and its derivative. Too few overestimate the
             density: by 0.19 bits per dimension at 100 steps for digits.
     """
+    check_whole(1, steps=steps)
+    indices, labels = model.check_rows(indices, labels, seed)
+    require_shape((len(indices), *model.shape), **{"images, one for each of the indices,": images})
     z = signs(model.shape, seed, indices_on(images.device, indices)).to(images)
     denoiser = model.denoiser(Sampling(clip=False), labels)  # guidance and clipping would change the density
     x = images

@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from uvit_decay.diffusion.noise_path import Batch, Interpolant, NoisePath, Times
-from uvit_decay.runtime.errors import UserError, check_choice, check_numbers
+from uvit_decay.runtime.errors import UserError, check_choice, check_numbers, require_shape
 from uvit_decay.runtime.typed import check_types
 
 Prediction = Literal["eps", "x", "velocity", "score"]
@@ -32,6 +32,7 @@ Network = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 T_EPS = 1e-3  # SiT's distance, in training and sampling, to an end of the path where the prediction is undefined
 X_SIGMA = 0.05  # JiT's bound of the denominator of a velocity that is computed from x
+OUTPUT = "the network's output"  # in errors
 VP_T_EPS = 1e-5  # SiT's distance in training to t = 0 where the velocity or the weight of a VP path is infinite
 
 
@@ -188,11 +189,13 @@ def diffusion_loss(
         weighting: W of the module docstring.
 
     Raises:
-        UserError: an unknown prediction or weighting, or a prediction that does not have this weighting.
+        UserError: an unknown prediction or weighting, a prediction that does not have this weighting, or an output of
+            another shape than x.
     """
     check_loss(prediction, weighting)
     x_t = path.add_noise(x, eps, t)
     out = net(x_t, t, y).float()
+    require_shape(x.shape, **{OUTPUT: out})
     if prediction == "score":
         out = path.eps_from_score(out, t)
     difference = out - target(path, prediction, x, eps, t)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from uvit_decay.diffusion.denoiser import Denoiser, Guided, autoguide, denoise_fn
+from uvit_decay.diffusion.denoiser import DenoiseFn, Denoiser, Guided, autoguide, denoise_fn
 from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.diffusion.prediction import Network, Prediction, sampling_interval
 from uvit_decay.diffusion.samplers import SAMPLERS, Sampler, sde_sampler
@@ -193,6 +193,19 @@ class DiffusionModel:
         last = self.num_classes - 1 + self.null_label
         return list_whole_numbers("labels", labels, last)
 
+    def check_rows(
+        self, indices: RowNumbers, labels: RowNumbers | None, seed: int
+    ) -> tuple[list[int], list[int] | None]:
+        """Return indices and labels as lists; raise a UserError for a wrong one, other counts or a negative seed."""
+        check_whole(0, 2**63 - 1, seed=seed)
+        indices = list_whole_numbers("indices", indices, ROWS - 1)
+        if labels is None:
+            return indices, None
+        labels = self.check_labels(labels)
+        if len(labels) != len(indices):
+            raise UserError(f"labels: give one for each of the {len(indices)} indices, got {len(labels)}")
+        return indices, labels
+
     def _check_guide(self, guide: DiffusionModel, sampling: Sampling) -> None:
         """Raise a UserError unless the guide makes images of the same shape, classes and noise path."""
         for name in ("shape", "num_classes", "path", "pixels"):
@@ -211,19 +224,23 @@ class DiffusionModel:
             denoiser = self._autoguide(self.guide, sampling, y)
         else:
             net = Guided(self.net, sampling.guidance, self.num_classes, sampling.guidance_channels)
-            fn = denoise_fn(net, self.path, self.prediction, y, clip)
+            fn = self._denoise_fn(net, y, clip)
             low, high = sampling_interval(self.path, self.prediction, clip)
             denoiser = Denoiser(fn, self.path, low, high)
         if sampling.guidance == 1.0 or sampling.guidance_interval is None:
             return denoiser
-        plain = denoise_fn(self.net, self.path, self.prediction, y, clip)
+        plain = self._denoise_fn(self.net, y, clip)
         return replace(denoiser, plain=plain, guided=sampling.guidance_interval)
+
+    def _denoise_fn(self, net: Network, y: Tensor | None, clip: bool) -> DenoiseFn:
+        """Return the denoiser of this network, or of a wrapper of it, without guidance."""
+        return denoise_fn(net, self.path, self.prediction, y, clip, self.learned_variance)
 
     def _autoguide(self, guide: DiffusionModel, sampling: Sampling, y: Tensor | None) -> Denoiser:
         """Return the denoiser of this network and its guide, for times at which both can be evaluated."""
         clip = self.clips(sampling)
-        good = denoise_fn(self.net, self.path, self.prediction, y, clip=False)
-        bad = denoise_fn(guide.net, self.path, guide.prediction, y, clip=False)
+        good = self._denoise_fn(self.net, y, clip=False)
+        bad = guide._denoise_fn(guide.net, y, clip=False)
         low, high = sampling_interval(self.path, self.prediction, clip)
         guide_low, guide_high = sampling_interval(self.path, guide.prediction, clip)
         fn = autoguide(good, bad, sampling.guidance, self.path, clip)
@@ -266,12 +283,7 @@ def generate(
             numbers in their ranges.
     """
     model.check(sampling)
-    check_whole(0, 2**63 - 1, seed=seed)
-    indices = list_whole_numbers("indices", indices, ROWS - 1)
-    if labels is not None:
-        labels = model.check_labels(labels)
-        if len(labels) != len(indices):
-            raise UserError(f"labels: give one for each of the {len(indices)} indices, got {len(labels)}")
+    indices, labels = model.check_rows(indices, labels, seed)
     if sampling.nfe is None and len(indices) > 1:
         return _generate_one_by_one(model, sampling, indices, labels, seed)
     rows = indices_on(model.device, indices)

@@ -30,7 +30,7 @@ from uvit_decay.nn.embed import Pixels, patchify, unpatchify, without_autocast
 from uvit_decay.nn.inputs import check_images, check_noise
 from uvit_decay.nn.long_skips import MergeWeights, SkipGate, SkipPlan, SkipScale, scale_skip
 from uvit_decay.nn.vit import EPS, Encoder, positions
-from uvit_decay.runtime.errors import UserError, check_numbers, check_whole
+from uvit_decay.runtime.errors import UserError, check_numbers, check_whole, require_shape
 from uvit_decay.runtime.typed import check_types
 
 Wiring = Literal["official", "decayed"]
@@ -265,7 +265,10 @@ class MAE(Encoder, pipeline_tag="image-feature-extraction"):
         self, x: Float[Tensor, "b c h w"], prediction: Float[Tensor, "b n k"], mask: Float[Tensor, "b n"]
     ) -> Float[Tensor, ""]:
         """Return the mean squared error of the removed patches."""
-        error = (prediction - self.targets(x)).square().mean(dim=-1)
+        targets = self.targets(x)
+        require_shape(targets.shape, prediction=prediction)
+        require_shape(targets.shape[:2], mask=mask)
+        error = (prediction - targets).square().mean(dim=-1)
         return (error * mask).sum() / mask.sum()
 
     def reconstruct(self, x: Float[Tensor, "b c h w"], prediction: Float[Tensor, "b n k"]) -> Float[Tensor, "b c h w"]:

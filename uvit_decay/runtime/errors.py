@@ -5,7 +5,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Real
 from pathlib import Path
@@ -116,6 +116,13 @@ def check_choice(known: Any, **values: object) -> None:
     for name, value in values.items():
         if not (isinstance(value, str) and value in names):
             raise UserError(f"{name} must be {' or '.join(names)}, got {value!r}")
+
+
+def require_shape(shape: Sequence[int], **tensors: Any) -> None:
+    """Raise a UserError that names the first of `tensors` with another shape, which operations might broadcast."""
+    for name, tensor in tensors.items():
+        if tensor.shape != tuple(shape):
+            raise UserError(f"{name} must have the shape {tuple(shape)}, got {tuple(tensor.shape)}")
 
 
 @contextmanager

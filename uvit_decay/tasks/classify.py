@@ -18,7 +18,7 @@ from uvit_decay.checkpoint.options import Weights
 from uvit_decay.data.augment import global_seeds
 from uvit_decay.data.batches import Batch
 from uvit_decay.nn.vit import ViT
-from uvit_decay.runtime.errors import UserError, check_numbers
+from uvit_decay.runtime.errors import UserError, check_numbers, require_shape
 from uvit_decay.runtime.random import generator, uniform
 from uvit_decay.runtime.typed import check_types
 from uvit_decay.tasks.base import AUTO, Optimization, Task
@@ -151,13 +151,19 @@ class ClassifyTask(Task):
         All random numbers are functions of (seed, `batch.sample_ids`) or (seed, number of the global batch).
         """
         if stage != "train":
-            return cross_entropy(self.net(batch.images), batch.labels)
+            return cross_entropy(self.logits(batch.images), batch.labels)
         images, targets, smoothing = batch.images, batch.labels, self.label_smoothing
         if self.mixing:
             images, targets = self.mixing(batch)
             smoothing = 0.0  # the targets are smoothed
-        logits = self.net(images, self.draw_factors(batch)) if self.drop_path else self.net(images)
+        logits = self.logits(images, self.draw_factors(batch)) if self.drop_path else self.logits(images)
         return cross_entropy(logits.float(), targets, label_smoothing=smoothing)
+
+    def logits(self, images: Tensor, *factors: Tensor) -> Float[Tensor, "b classes"]:
+        """Return the network's logits; raise a UserError if they have another shape."""
+        logits = self.net(images, *factors)
+        require_shape((len(images), self.net.num_classes), logits=logits)
+        return logits
 
     def draw_factors(self, batch: Batch) -> Float[Tensor, "branches b"]:
         """Draw factors of the 2 L residual branches: 0 for a dropped branch, otherwise 1 / (1 - its rate)."""
@@ -172,7 +178,7 @@ class ClassifyTask(Task):
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Add up losses, hits and images; images that only fill the last batch do not count."""
-        logits = self.net(batch.images).float()
+        logits = self.logits(batch.images).float()
         losses = cross_entropy(logits, batch.labels, reduction="none")
         hits = logits.topk(min(5, logits.shape[1])).indices == batch.labels[:, None]
         counts = torch.stack([losses, hits[:, 0], hits.any(dim=1), torch.ones_like(losses)]).double()

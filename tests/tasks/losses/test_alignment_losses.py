@@ -65,6 +65,9 @@ def test_layersync_is_the_negative_cosine_of_patch_tokens_whose_reference_has_no
     scaled = loss({"1": 7.0 * student.detach(), "2": 0.1 * reference.detach()}, BATCH, None)
     assert scaled.item() == pytest.approx(value.item(), abs=1e-6)  # so that decay and gain have the same loss
 
+    with raises_user_error("reference", (6, 1, 4), (6, 5, 4)):  # which would be broadcast
+        LayerSync()({"1": student, "2": reference[:, :1]}, BATCH, None)
+
 
 def dispersive(length: str, z, tau: float):
     """Return the equation of the paper, written out."""

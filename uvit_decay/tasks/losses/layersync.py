@@ -9,7 +9,7 @@ from torch.nn.functional import normalize
 
 from uvit_decay.data.batches import Batch
 from uvit_decay.nn.intermediates import layer_indices
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.errors import UserError, require_shape
 from uvit_decay.runtime.typed import check_types
 from uvit_decay.tasks.losses.auxiliary import AuxiliaryLoss
 
@@ -74,6 +74,7 @@ class LayerSync(AuxiliaryLoss):
         self, states: dict[str, Float[Tensor, "b n d"]], batch: Batch, times: Float[Tensor, " b"] | None
     ) -> Float[Tensor, ""]:
         student, reference = states.values()
+        require_shape(student.shape, reference=reference)
         patches = slice(self.num_prefix_tokens, None)
         with torch.autocast(student.device.type, enabled=False):
             ours = normalize(student[:, patches].float(), dim=-1)
