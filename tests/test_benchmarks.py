@@ -243,7 +243,7 @@ def test_a_table_is_read_up_to_the_next_section(tmp_path):
 
 
 def test_gains_and_interactions_of_arms_are_paired_by_seed(tmp_path, capsys, monkeypatch):
-    from benchmarks.studies import target
+    from benchmarks.studies import arm_tables, target
 
     monkeypatch.chdir(ROOT)
     # Arm -> accuracies of the seeds, in percent. Under velocity the decay gains 3 and 5 points, under x 1 point.
@@ -254,9 +254,9 @@ def test_gains_and_interactions_of_arms_are_paired_by_seed(tmp_path, capsys, mon
             blocks = [0.0] * 6 + [accuracy / 100] * 4 + [0.0] * 2
             shares = [0.0] * 6 + [0.01 * seed] * 4 + [0.0] * 2
             rows = [[*about, 0.2, "0.1", 0.0, *blocks], [*about, 0.2, "0.3", 0.0, *[0.0] * 12]]
-            target.append(tmp_path, target.ACCURACY, rows)
-            target.append(tmp_path, target.NOISE_SHARE, [[*about, "0.3", 0.0, *shares]])
-            target.append(tmp_path, target.SAMPLES, [[*about, 5.25, 0.75]])
+            arm_tables.append(tmp_path, arm_tables.ACCURACY, rows)
+            arm_tables.append(tmp_path, arm_tables.NOISE_SHARE, [[*about, "0.3", 0.0, *shares]])
+            arm_tables.append(tmp_path, arm_tables.SAMPLES, [[*about, 5.25, 0.75]])
     target.main(["--tables", str(tmp_path), "--out", str(tmp_path / "target.png")])
     out = capsys.readouterr().out
     find_line(
@@ -270,13 +270,13 @@ def test_gains_and_interactions_of_arms_are_paired_by_seed(tmp_path, capsys, mon
 
 
 def test_a_finished_arm_is_added_to_the_three_tables(tmp_path, monkeypatch):
-    from benchmarks.studies import target
+    from benchmarks.studies import arm_tables, target
 
     monkeypatch.chdir(ROOT)
     run = tmp_path / "v_skips_s1" / "version_0"
     (run / "probes_2000").mkdir(parents=True)
     (run / "metrics.csv").write_text("step,train/loss\n1649,9\n1749,0.3\n1999,0.1\n")
-    layers = ["embeddings", *target.BLOCKS]
+    layers = ["embeddings", *arm_tables.BLOCKS]
     with (run / "probes_2000" / "probes.csv").open("w") as file:
         writer = csv.writer(file)
         writer.writerow(["t", "layer", "test_accuracy", "noise_share"])
@@ -286,21 +286,104 @@ def test_a_finished_arm_is_added_to_the_three_tables(tmp_path, monkeypatch):
     (run / "samples_2000.json").write_text('{"values": {"fd": 12.5, "label_consistency": 0.75}}')
     words = ["--tables", str(tmp_path), "--arm", "v_skips", "--seed", "1", "--steps", "2000"]
     target.main(["--add", str(run), *words])
-    assert target.read_statistics(tmp_path, target.ACCURACY, 2000) == {"v_skips": {"1": pytest.approx(8.5)}}
-    assert target.read_statistics(tmp_path, target.NOISE_SHARE, 2000) == {"v_skips": {"1": pytest.approx(30.85)}}
-    assert target.read_column(tmp_path, target.ACCURACY, "loss", 2000) == {"v_skips": {"1": pytest.approx(0.2)}}
-    assert target.read_column(tmp_path, target.SAMPLES, "fd", 2000) == {"v_skips": {"1": 12.5}}
+    assert arm_tables.read_statistics(tmp_path, arm_tables.ACCURACY, 2000) == {"v_skips": {"1": pytest.approx(8.5)}}
+    assert arm_tables.read_statistics(tmp_path, arm_tables.NOISE_SHARE, 2000) == {
+        "v_skips": {"1": pytest.approx(30.85)}
+    }
+    assert arm_tables.read_column(tmp_path, arm_tables.ACCURACY, "loss", 2000) == {"v_skips": {"1": pytest.approx(0.2)}}
+    assert arm_tables.read_column(tmp_path, arm_tables.SAMPLES, "fd", 2000) == {"v_skips": {"1": 12.5}}
 
 
 def test_the_tables_of_arms_have_the_columns_that_are_read():
+    from benchmarks.studies import arm_tables
+
+    for table, header in arm_tables.HEADERS.items():
+        if (arm_tables.TABLES / table).exists():
+            with (arm_tables.TABLES / table).open() as file:
+                assert tuple(next(csv.reader(file))) == header
+    found = arm_tables.read_statistics(arm_tables.TABLES, arm_tables.ACCURACY, 2000)
+    assert found["v_skips"]["1"] == pytest.approx(41.59)
+
+
+def add_arm(tables, arm, seed, cpu, accuracy, fd):
+    """Add the rows of an arm to the three tables; all blocks have the same accuracy, in percent."""
+    from benchmarks.studies import arm_tables
+
+    about = [arm, seed, 2000, "c0ffee", cpu]
+    blocks = [accuracy / 100] * 13
+    arm_tables.append(tables, arm_tables.ACCURACY, [[*about, 0.2, "0.1", *blocks]])
+    arm_tables.append(tables, arm_tables.NOISE_SHARE, [[*about, "0.3", *blocks]])
+    arm_tables.append(tables, arm_tables.SAMPLES, [[*about, fd, 0.5]])
+
+
+def test_arms_of_fresh_seeds_are_paired_by_seed_and_cpu(tmp_path, capsys, monkeypatch):
     from benchmarks.studies import target
 
-    for table, header in target.HEADERS.items():
-        if (target.TABLES / table).exists():
-            with (target.TABLES / table).open() as file:
-                assert tuple(next(csv.reader(file))) == header
-    found = target.read_statistics(target.TABLES, target.ACCURACY, 2000)
-    assert found["v_skips"]["1"] == pytest.approx(41.59)
+    monkeypatch.chdir(ROOT)
+    fresh = tmp_path / target.FRESH
+    fresh.mkdir()
+    for rate, gain in (("", 2), ("_4e-3", 1)):
+        for seed in (3, 4):
+            add_arm(fresh, f"v_skips{rate}", seed, "A", 40 + seed, 10.0)
+            add_arm(fresh, f"v_skips_decay{rate}", seed, "A", 40 + seed + gain, 9.0)
+            add_arm(fresh, f"v_skips_stream{rate}", seed, "A", 40 + seed + gain - 0.5, 9.5 - seed)
+    add_arm(fresh, "v_skips", 5, "A", 60, 10.0)  # has no partner on this CPU
+    add_arm(fresh, "v_skips_decay", 5, "B", 20, 10.0)
+    add_arm(fresh, "v_skips_four", 3, "A", 41.5, 12.5)
+    figure = tmp_path / "rates.png"
+    target.main(["--tables", str(tmp_path), "--rates-out", str(figure)])
+    lines = capsys.readouterr().out.splitlines()
+    (first,) = [i for i, line in enumerate(lines) if line.startswith("| at 2e-3 |")]
+    decayed, _, scaled = lines[first + 2 : first + 5]
+    assert decayed.startswith(
+        "| 0.8 against 1.0 | +2.0 +- 0.0 (2 seeds) | +2.0 +- 0.0 (2 seeds) | -1.00 +- 0.00 (2 seeds) |"
+    )
+    assert scaled.startswith("| 1.0, skips of 0.8 against 0.8 | -0.5 +- 0.0 (2 seeds) |")
+    assert "| -3.00 +- 0.50 (2 seeds) |" in scaled
+    assert "| 2e-3 | 43.5 | 45.5 | 45.0 | 3, 4 |" in lines
+    assert "| best rate | 2e-3 | 2e-3 | 2e-3 | |" in lines
+    assert any(line.startswith("| 1.0, skips four times against 0.8 | -3.5 (1 seed)") for line in lines)
+    assert not any("controls" in line for line in lines)
+    assert Image.open(figure).width > 600
+
+
+@pytest.mark.parametrize("name", ["SkipStart", "SkipWithoutBias"])
+def test_controls_leave_out_one_part_of_the_scale_of_the_skips(name):
+    from benchmarks.studies import skip_controls
+    from uvit_decay.nn import SiT
+
+    sizes = {
+        "image_size": 8,
+        "patch_size": 2,
+        "channels": 3,
+        "dim": 32,
+        "depth": 4,
+        "heads": 2,
+        "num_classes": 3,
+        "wiring": "decayed",
+    }
+    scaled = {**sizes, "alpha_min": 1.0, "skip_scale": "stream:0.8"}
+    networks = []
+    for make in (getattr(skip_controls, name), SiT):
+        torch.manual_seed(0)
+        networks.append(make(**scaled))
+    control, stream = networks
+    batch = (torch.randn(2, 3, 8, 8), torch.rand(2), torch.zeros(2, dtype=torch.long))
+    for net in networks:
+        torch.nn.init.ones_(net.final_layer.linear.weight)
+    outputs = [net(*batch) for net in networks]
+    torch.testing.assert_close(*outputs)  # biases start at 0
+    for net in networks:
+        for block in net.dec_blocks:
+            torch.nn.init.ones_(block.skip.bias)
+    outputs = [net(*batch) for net in networks]
+    assert not torch.allclose(*outputs)  # neither scales the bias
+    factors = stream.long_skips.scales[0]
+    starts = [block.skip.weight for block in control.dec_blocks]
+    plain = [block.skip.weight for block in stream.dec_blocks]
+    for c, start, weight in zip(factors, starts, plain, strict=True):
+        expected = c * weight if name == "SkipStart" else weight
+        torch.testing.assert_close(start, expected)
 
 
 def test_cifar10_is_written_as_the_class_folders_that_studies_read(tmp_path, monkeypatch):

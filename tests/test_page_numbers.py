@@ -7,7 +7,7 @@ import pytest
 from conftest import ROOT
 from scipy.stats import spearmanr
 
-from benchmarks.studies import target
+from benchmarks.studies import arm_tables, target
 from benchmarks.studies.page_tables import merge_by_arm, parse_cell, read_tables
 from uvit_decay import effective_decay, shortcuts
 from uvit_decay.diffusion.sampling import Sampling
@@ -52,7 +52,7 @@ def test_the_rank_correlations_are_those_of_the_table():
 
 
 def test_the_probes_of_the_sit_in_the_readme_are_those_of_the_arms():
-    accuracies = target.read_statistics(target.TABLES, target.ACCURACY, 2000)
+    accuracies = arm_tables.read_statistics(arm_tables.TABLES, arm_tables.ACCURACY, 2000)
     plain, decayed = accuracies["v_skips"], accuracies["v_skips_decay"]
     assert plain.keys() == decayed.keys()
     (row,) = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| SiT (width 96")]
@@ -60,7 +60,7 @@ def test_the_probes_of_the_sit_in_the_readme_are_those_of_the_arms():
 
 
 def test_the_tables_of_targets_and_skips_are_those_of_the_arms(capsys):
-    target.print_target(target.TABLES, 2000)
+    target.print_target(arm_tables.TABLES, 2000)
     printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     assert len(printed) > 30
     pages = (DOCS / "results.md").read_text() + (DOCS / "results_tables.md").read_text()

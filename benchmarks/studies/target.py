@@ -3,41 +3,38 @@
 python -m benchmarks.studies.target [--tables benchmarks/studies] [--steps 2000] [--out docs/target.png]
 
 The folder of tables has arms.csv (probe accuracies), noise_share.csv and samples.csv, with rows of each arm and seed.
-Rows that target.sh writes are in all three.
+Rows that target.sh writes are in all three. Its folder `confirm` has the same tables of fresh seeds (confirm.py).
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
-import json
-import math
-import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 
 import matplotlib.pyplot as plt
-import torch
 
+from benchmarks.studies import confirm
+from benchmarks.studies.arm_tables import (
+    ACCURACY,
+    BLOCKS,
+    DECIDING,
+    NOISE_SHARE,
+    TABLES,
+    ByArm,
+    BySeed,
+    add_rows,
+    print_arms,
+    read_best,
+    read_blocks,
+    read_statistics,
+    subtract,
+    summarise,
+)
 from benchmarks.studies.mae_rate import STYLE
-from benchmarks.studies.small_sit import mean_loss, read_scores
-from benchmarks.table import find_processor
 
-TABLES = Path(__file__).parent
-ACCURACY = "arms.csv"
-NOISE_SHARE = "noise_share.csv"
-SAMPLES = "samples.csv"
-BLOCKS = [f"blocks.{i}" for i in range(12)]
-ABOUT = ("arm", "seed", "steps", "commit", "cpu")
-SAMPLE_VALUES = ("fd", "label_consistency")
-HEADERS = {
-    ACCURACY: (*ABOUT, "loss", "t", "embeddings", *BLOCKS),
-    NOISE_SHARE: (*ABOUT, "t", "embeddings", *BLOCKS),
-    SAMPLES: (*ABOUT, *SAMPLE_VALUES),
-}
-DECIDING = slice(6, 10)  # blocks 7 to 10 in the pages, which count from 1; their mean is the statistic
-DECIDING_TIME = {ACCURACY: "0.1", NOISE_SHARE: "0.3"}
+FRESH = "confirm"  # folder of the tables of fresh seeds, beside the others
 OTHER_TIME = "0.3"  # of accuracies: reported, decides nothing
 TARGETS = {"v": "velocity", "x": "x"}
 WIRINGS = {"skips": "with skips", "plain": "without skips"}
@@ -53,72 +50,6 @@ CONTROLS = {
     "v_skips_over_gain": "0.8, corrected rates",
 }
 RATES = ("1e-3", "2e-3", "4e-3")
-BySeed = Mapping[str, float]  # seed -> statistic
-ByArm = Mapping[str, BySeed]
-
-
-def read_rows(tables: Path, table: str, steps: int) -> Iterator[dict[str, str]]:
-    """Yield the rows of a table for arms of this length; none without the table."""
-    path = tables / table
-    if not path.exists():
-        return
-    with path.open() as file:
-        for row in csv.DictReader(file):
-            if int(row["steps"]) == steps:
-                yield row
-
-
-def read_blocks(tables: Path, table: str, steps: int, time: str | None = None) -> dict[str, dict[str, list[float]]]:
-    """Return the values of the blocks at a time, arm -> seed -> values; empty without the table.
-
-    The time is the table's DECIDING_TIME unless it is given.
-    """
-    time = time or DECIDING_TIME[table]
-    found: dict[str, dict[str, list[float]]] = {}
-    for row in read_rows(tables, table, steps):
-        if row["t"] == time:
-            found.setdefault(row["arm"], {})[row["seed"]] = [float(row[block]) for block in BLOCKS]
-    return found
-
-
-def read_statistics(tables: Path, table: str, steps: int, time: str | None = None) -> dict[str, dict[str, float]]:
-    """Return the means of the DECIDING blocks in percent, arm -> seed -> mean; empty without the table."""
-    found = {}
-    for arm, by_seed in read_blocks(tables, table, steps, time).items():
-        found[arm] = {seed: 100 * fmean(values[DECIDING]) for seed, values in by_seed.items()}
-    return found
-
-
-def read_best(tables: Path, steps: int) -> dict[str, dict[str, float]]:
-    """Return the accuracies of each arm's best block in percent, arm -> seed -> accuracy: biased upwards."""
-    found = {}
-    for arm, by_seed in read_blocks(tables, ACCURACY, steps).items():
-        found[arm] = {seed: 100 * max(values) for seed, values in by_seed.items()}
-    return found
-
-
-def read_column(tables: Path, table: str, column: str, steps: int) -> dict[str, dict[str, float]]:
-    """Return the values of a column, arm -> seed -> value; empty without the table."""
-    found: dict[str, dict[str, float]] = {}
-    for row in read_rows(tables, table, steps):
-        found.setdefault(row["arm"], {})[row["seed"]] = float(row[column])
-    return found
-
-
-def subtract(arm: BySeed, other: BySeed) -> dict[str, float]:
-    """Return the differences of the seeds that both arms have."""
-    return {seed: value - other[seed] for seed, value in arm.items() if seed in other}
-
-
-def summarise(values: BySeed) -> str:
-    """Return `mean +- standard error (number of seeds)`, signed; `-` without a seed."""
-    if not values:
-        return "-"
-    mean = fmean(values.values())
-    if len(values) == 1:
-        return f"{mean:+.1f} (1 seed)"
-    error = stdev(values.values()) / math.sqrt(len(values))
-    return f"{mean:+.1f} +- {error:.1f} ({len(values)} seeds)"
 
 
 def find_gains(found: ByArm) -> dict[str, dict[str, dict[str, float]]]:
@@ -138,30 +69,6 @@ def find_gains(found: ByArm) -> dict[str, dict[str, dict[str, float]]]:
         "difference of these two": {target: subtract(with_skips[target], without[target]) for target in TARGETS},
         "skips": gain("skips", "plain"),
     }
-
-
-def print_arms(tables: Path, steps: int) -> None:
-    """Print every measurement of each arm: a value for each seed in ascending order, `-` where it is missing."""
-    accuracies = read_statistics(tables, ACCURACY, steps)
-    columns = [  # values and their number of decimals
-        (accuracies, 1),
-        (read_statistics(tables, NOISE_SHARE, steps), 1),
-        (read_column(tables, ACCURACY, "loss", steps), 4),
-        (read_column(tables, SAMPLES, "fd", steps), 1),
-        (read_column(tables, SAMPLES, "label_consistency", steps), 3),
-    ]
-    seeds = sorted({seed for by_seed in accuracies.values() for seed in by_seed})
-    print(
-        f"| arm, seeds {', '.join(seeds)} | accuracy, % | noise share, % | loss | FD of samples | label consistency |"
-    )
-    print("| --- | --- | --- | --- | --- | --- |")
-    for arm in accuracies:
-        cells = [f"`{arm}`"]
-        for column, places in columns:
-            found = column.get(arm, {})
-            values = [f"{found[seed]:.{places}f}" if seed in found else "-" for seed in seeds]
-            cells.append(", ".join(values) if found else "-")
-        print(f"| {' | '.join(cells)} |")
 
 
 def print_gains(found: ByArm, what: str) -> None:
@@ -275,38 +182,12 @@ def draw_gains(axes: plt.Axes, by_target: ByArm) -> None:
     axes.set_xlim(-0.4, len(TARGETS) - 0.6)
 
 
-def add_rows(tables: Path, run: Path, arm: str, seed: int, steps: int) -> None:
-    """Add the rows of a finished arm to the three tables: the accuracies last, because they say that it is finished."""
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
-    cpu = f"{find_processor()} ({torch.backends.cpu.get_cpu_capability()})"  # one name may stand for several models
-    about = [arm, seed, steps, commit.stdout.strip(), cpu]
-    loss = f"{mean_loss(run, steps):.5f}"
-    report = json.loads((run / f"samples_{steps}.json").read_text())
-    append(tables, SAMPLES, [[*about, *(f"{report['values'][name]:.4f}" for name in SAMPLE_VALUES)]])
-    probes = run / f"probes_{steps}" / "probes.csv"
-    for table, score, further in ((NOISE_SHARE, "noise_share", []), (ACCURACY, "test_accuracy", [loss])):
-        rows = []
-        for time, values in read_scores(probes, score).items():
-            rows.append([*about, *further, time, *(f"{value:.4f}" for value in values)])
-        append(tables, table, rows)
-
-
-def append(tables: Path, table: str, rows: Sequence[Sequence[object]]) -> None:
-    """Add rows to a table, and its header to a new one."""
-    path = tables / table
-    is_new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        if is_new:
-            writer.writerow(HEADERS[table])
-        writer.writerows(rows)
-
-
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tables", type=Path, default=TABLES, help="folder of arms.csv, noise_share.csv, samples.csv")
     parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--out", type=Path, help="the figure")
+    parser.add_argument("--out", type=Path, help="the figure of targets, skips and decay")
+    parser.add_argument("--rates-out", type=Path, help="the figure of the fresh seeds")
     parser.add_argument("--add", type=Path, metavar="RUN", help="add the rows of a run folder")
     parser.add_argument("--arm")
     parser.add_argument("--seed", type=int)
@@ -314,12 +195,18 @@ def main(words: Sequence[str] | None = None) -> None:
     if options.add:
         add_rows(options.tables, options.add, options.arm, options.seed, options.steps)
         return
-    print_target(options.tables, options.steps)
-    accuracies = read_statistics(options.tables, ACCURACY, options.steps)
-    print_rates(accuracies)
-    print_output_skips(accuracies)
+    if (options.tables / ACCURACY).exists():
+        print_target(options.tables, options.steps)
+        accuracies = read_statistics(options.tables, ACCURACY, options.steps)
+        print_rates(accuracies)
+        print_output_skips(accuracies)
+    fresh = options.tables / FRESH
+    if (fresh / ACCURACY).exists():
+        confirm.print_tables(fresh, options.steps)
     if options.out:
         draw(options.tables, options.steps, options.out)
+    if options.rates_out:
+        confirm.draw(fresh, options.steps, options.rates_out)
 
 
 if __name__ == "__main__":
