@@ -13,17 +13,23 @@ import math
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+import numpy as np
 import torch
-from sklearn.manifold import TSNE
+from sklearn.cluster import SpectralClustering
+from sklearn.decomposition import PCA
+from sklearn.manifold import TSNE, spectral_embedding
+from sklearn.metrics.pairwise import cosine_similarity
 from torch import Tensor
 
 from uvit_decay.evaluation import ImageSource, open_images
 from uvit_decay.generation.options import LoadingOptions
 from uvit_decay.nn import states_of
-from uvit_decay.representations import Colours, ProbedNetwork, open_network, spectral_clusters
+from uvit_decay.representations import ProbedNetwork, open_network
 
 CHECKPOINT = Path(__file__).resolve().parents[1] / "checkpoints" / "digits.safetensors"
 CLASSES = 10  # in the t-SNE; more colours are hard to distinguish
+PERCENTILES = (1, 99)  # values outside are saturated, so that a single outlier does not make all others grey
+FLOOR = 0.1  # patches with a cosine similarity up to this are not connected
 
 
 @torch.no_grad()
@@ -49,30 +55,41 @@ def read_patches(network: ProbedNetwork, images: Tensor, layer: int, time: float
     return states[:, network.net.num_prefix_tokens :].float()
 
 
-def on_grid(values: Tensor) -> Tensor:
-    """Arrange values (n, p, ...) of p = s s patches, row by row, as (n, s, s, ...)."""
-    side = math.isqrt(values.shape[1])
-    return values.unflatten(1, (side, side))
+def to_rgb(values: np.ndarray) -> np.ndarray:
+    """Scale the columns of (patches, 3) to [0, 1]."""
+    low, high = np.percentile(values, PERCENTILES, axis=0)
+    return ((values - low) / np.maximum(high - low, 1e-12)).clip(0, 1)
 
 
 def draw_patches(patches: Tensor, images: Tensor, rows: int, clusters: int, out: Path) -> None:
-    """Save images, principal components and clusters of their patches, for the first `rows` images."""
-    colours = Colours.of(patches)
-    share = 100 * float(colours.explained.sum())
+    """Save images, principal components and clusters of their patches, for the first `rows` images.
+
+    The components are those of the patches of all images. The clusters (Ng, Jordan and Weiss, 2001) are those of the
+    patches of these rows together.
+    """
+    features = patches.flatten(0, 1).double().numpy()
+    shown = features[: rows * patches.shape[1]]
+    pca = PCA(3).fit(features)
+    share = 100 * pca.explained_variance_ratio_.sum()
     print(f"three principal components hold {share:.0f} % of the variance of {len(patches)} images' patches")
-    spectrum = spectral_clusters(patches[:rows], clusters)
+    similar = cosine_similarity(shown - shown.mean(axis=0))
+    affinity = np.where(similar > FLOOR, similar, 0)
+    eigenvectors = spectral_embedding(affinity, n_components=3, random_state=0)
+    labels = SpectralClustering(clusters, affinity="precomputed", random_state=0).fit_predict(affinity)
+    side = math.isqrt(patches.shape[1])
+    grid = (rows, side, side)  # patches are in the order of rows
     columns = {
-        "image": images[:rows].expand(-1, 3, -1, -1).permute(0, 2, 3, 1),
-        "principal components": on_grid(colours(patches[:rows])),
-        "eigenvectors 2 to 4": on_grid(spectrum.rgb()),
-        f"{clusters} clusters": on_grid(spectrum.labels),
+        "image": images[:rows].expand(-1, 3, -1, -1).permute(0, 2, 3, 1).numpy(),
+        "principal components": to_rgb(pca.transform(features))[: len(shown)].reshape(*grid, 3),
+        "eigenvectors 2 to 4": to_rgb(eigenvectors).reshape(*grid, 3),
+        f"{clusters} clusters": labels.reshape(grid),
     }
     size = (1.5 * len(columns), 1.5 * rows)
     figure, table = plt.subplots(rows, len(columns), figsize=size, squeeze=False, layout="constrained")
     for (title, pictures), cells in zip(columns.items(), table.T, strict=True):
         cells[0].set_title(title, fontsize=9)
         for axes, picture in zip(cells, pictures, strict=True):
-            axes.imshow(picture.numpy(), cmap="tab10", vmin=0, vmax=9, interpolation="nearest")
+            axes.imshow(picture, cmap="tab10", vmin=0, vmax=9, interpolation="nearest")
             axes.set(xticks=[], yticks=[])
     figure.savefig(out, dpi=120)
     print(f"wrote {out}")

@@ -1,4 +1,4 @@
-"""Representations: probes over layers and noise levels, and analyses of patch features."""
+"""Representations: probes over layers and noise levels."""
 
 from uvit_decay.runtime.program import lazy
 
@@ -28,8 +28,6 @@ MODULES = {
     "NoiseShare": "noise",
     "cknna": "reference",
     "TokenReader": "features",
-    "Colours": "patches",
-    "spectral_clusters": "patches",
     "Reconstructor": "reconstruction",
 }
 __all__ = list(MODULES)
