@@ -71,11 +71,9 @@ def test_features_of_probes_wait_once_a_batch_and_fits_once_an_iteration(digits,
         f"logistic.py logistic_grid: {TO_HOST}": 2,
         f"recipes.py _prepare_votes: {TO_DEVICE}": 1,
         f"recipes.py paper: {TO_DEVICE}": 1,
-        f"knn.py vote: {NUMBER}": (2 + 5 + 1) * cells,  # five candidates are below the number of features
+        f"knn.py vote: {NUMBER}": 2 * cells,
         f"knn.py centre: {TO_DEVICE}": cells,  # their mean
-        f"knn.py knn_without_pcs: {TO_DEVICE}": 2,  # order and labels
-        f"knn.py _without_first: {SEEN}": 2 * cells,  # eigenvectors
-        f"knn.py _accuracies: {TO_HOST}": 2 + 3,  # the choice of the candidates, and two results
+        f"knn.py knn_accuracy: {TO_HOST}": 2,
         f"rank.py spectrum_entropy: {SEEN}": 2 * cells,  # eigenvalues
         f"rank.py spectrum_entropy: {NUMBER}": 2 * cells,
     }

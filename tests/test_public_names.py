@@ -90,3 +90,14 @@ def test_configurations_of_earlier_versions_name_classes_that_moved(tmp_path, mo
     assert loss["class_path"] == "uvit_decay.tasks.LayerSync"
     for module, package in FORMER.items():
         assert import_module(package).__all__, module
+
+
+def test_an_argument_that_is_gone_is_left_out_of_earlier_configurations(tmp_path, monkeypatch, capsys):
+    extractor = {"class_path": "uvit_decay.metrics.SmallClassifier", "init_args": {"steps": None}}
+    metrics = {"class_path": "uvit_decay.callbacks.GenerationMetrics", "init_args": {"extractor": extractor}}
+    (tmp_path / "former.yaml").write_text(yaml.dump({"trainer": {"callbacks": [metrics]}}))
+    with pytest.raises(SystemExit):
+        train(monkeypatch, tmp_path, "fit", "--config=former.yaml", "--print_config")
+    config = yaml.safe_load(capsys.readouterr().out)
+    found = [each for each in config["trainer"]["callbacks"] if each["class_path"] == metrics["class_path"]]
+    assert found[0]["init_args"]["extractor"]["class_path"].endswith(".SmallClassifier")

@@ -43,10 +43,10 @@ def test_an_extractor_that_needs_no_training_images_evaluates_a_set_in_memory(tm
 
 def test_the_cheap_metric_is_chosen_by_its_name_and_measured_after_an_epoch(tmp_path):
     when = {"at_end": False, "every_n_epochs": 1}
-    metrics = GenerationMetrics(SmallClassifier(20), num=20, max_reference=50, metrics=["mind"], **when)
+    metrics = GenerationMetrics(SmallClassifier(), num=20, max_reference=50, metrics=["mind"], **when)
     fit(tmp_path, metrics, max_steps=2, limit_train_batches=2)
     (line,) = history.read(tmp_path / "generation.jsonl")
-    assert set(line.values) == {"mind", "label_consistency"}
+    assert set(line.values) == {"mind", "label_consistency", "classifier_accuracy"}
     assert line.values["mind"] > 0
     assert (line.metadata["mind_projections"], line.metadata["mind_scale"]) == (1024, "3 d")
     with raises_user_error("fd,fid,fdd,is,kid,kdd,prc,sfid,mind", "best"):

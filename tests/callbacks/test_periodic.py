@@ -46,7 +46,7 @@ def test_evaluations_have_the_precision_of_the_task_unless_they_name_one(tmp_pat
 def test_evaluations_change_no_loss_and_no_weight(tmp_path):
     evaluations = (
         Preview(every_n_steps=5, rows=1),
-        GenerationMetrics(SmallClassifier(steps=20), num=20, allow_few=True, every_n_steps=5),
+        GenerationMetrics(SmallClassifier(), num=20, allow_few=True, every_n_steps=5),
         LinearProbes(times=(0.1,), every_n_steps=5, max_train=100, max_test=50),
     )
     evaluated = fit(tmp_path / "evaluated", *evaluations, max_steps=12, limit_val_batches=2, val_check_interval=4)
@@ -76,7 +76,7 @@ def test_epochs_of_a_loader_have_the_steps_of_its_last_batches(tmp_path):
 def test_two_callbacks_of_one_history_are_warned_of_once(tmp_path, caplog):
     previews = [Preview(at_end=False) for _ in range(2)]
     probes = [LinearProbes(times=(0.1,), at_end=False) for _ in range(3)]
-    metrics = [GenerationMetrics(SmallClassifier(steps=1), num=20, allow_few=True) for _ in range(2)]
+    metrics = [GenerationMetrics(SmallClassifier(), num=20, allow_few=True) for _ in range(2)]
 
     def stop(trainer, task):
         raise RuntimeError("before training")

@@ -7,7 +7,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from torch.overrides import TorchFunctionMode
 
 from uvit_decay.representations import knn
-from uvit_decay.representations.knn import find_neighbours, knn_accuracy, knn_without_pcs, vote
+from uvit_decay.representations.knn import find_neighbours, knn_accuracy, vote
 
 CLASSES, CELLS, N, N2, D = 5, 3, 203, 97, 8
 
@@ -33,29 +33,6 @@ def test_centred_cosines_do_not_see_what_all_features_have_in_common(data):
     mean = train.mean(dim=1, keepdim=True)
     expected = knn_accuracy(train - mean, y, test - mean, y2)
     assert knn_accuracy(train + 1000, y, test + 1000, y2, centred=True) == pytest.approx(expected, abs=0.02)
-
-
-def test_strong_components_without_classes_are_removed(data):
-    """Two planted ones; the residuals are numpy's, and the number does not depend on the test samples."""
-    train, y, test, y2 = (part.clone() for part in data)
-    g = torch.Generator().manual_seed(1)
-    planted = torch.linalg.qr(torch.randn(D, D, generator=g)).Q[:2]
-    for samples in (train[1:], test[1:]):
-        samples += 30 * torch.randn(*samples.shape[:2], 2, generator=g) @ planted
-    found = knn_without_pcs(train, y, test, y2, candidates=(0, 1, 2, 4))
-    assert found.removed[2] == 2
-    assert found.accuracy[2] > knn_accuracy(train, y, test, y2, centred=True)[2] + 0.1
-    for m, number in enumerate(found.removed.tolist()):
-        mean = train[m].numpy().mean(axis=0)
-        axes = np.linalg.svd(train[m].numpy() - mean)[2][:number]
-        residuals = [
-            torch.from_numpy(x - mean - (x - mean) @ axes.T @ axes) for x in (train[m].numpy(), test[m].numpy())
-        ]
-        expected = knn_accuracy(residuals[0][None], y, residuals[1][None], y2)
-        assert found.accuracy[m].item() == pytest.approx(expected.item(), abs=0.011)  # rounding may change a tie
-    assert torch.equal(knn_without_pcs(train, y, test, y2.flip(0), candidates=(0, 1, 2, 4)).removed, found.removed)
-    centred = knn_accuracy(train, y, test, y2, centred=True)
-    assert knn_without_pcs(train, y, test, y2, candidates=(0,)).accuracy == pytest.approx(centred, abs=0.011)
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def test_every_protocol_evaluates_a_checkpoint_of_an_encoder(encoder, tmp_path, 
     (path,) = (tmp_path / "classify").glob("*.json")
     assert path.name.startswith("digits_mae-version_3-last-step5-ema-digits-max_train-400-max_test-100-draws-2-")
     assert path.name.rpartition("_")[0].endswith(
-        "-protocol-in100-linear+logistic+knn+knn-without-pcs+few-shot-1+few-shot-5+few-shot-10-epochs-20"
+        "-protocol-in100-linear+logistic+knn+few-shot-1+few-shot-5+few-shot-10-epochs-20"
     )
     report = json.loads(path.read_text())
     assert list(report["protocols"]) == SINGLE

@@ -31,7 +31,7 @@ def a_run(folder, version, *more, stop=20, ckpt_path=None):
 
 def test_a_resumed_run_has_the_history_and_the_log_of_the_run_that_was_not_stopped(tmp_path):
     def metrics():
-        return GenerationMetrics(SmallClassifier(steps=2), num=20, allow_few=True, **EVERY)
+        return GenerationMetrics(SmallClassifier(), num=20, allow_few=True, **EVERY)
 
     whole = a_run(tmp_path, 0, metrics())
     half = a_run(tmp_path, 1, metrics(), stop=12)

@@ -23,7 +23,7 @@ from uvit_decay.commands.fit_help import FIT_FLAGS
 from uvit_decay.commands.messages import NAMEABLE, PRECISIONS, TAKEN, describe_error
 from uvit_decay.runtime.distributed import BY_HAND, find_launcher
 from uvit_decay.runtime.errors import MOST_SEED, UserError, check_numbers, check_whole, explain
-from uvit_decay.runtime.instantiate import current_path
+from uvit_decay.runtime.instantiate import GONE, current_path
 from uvit_decay.runtime.precision import FLOAT16
 from uvit_decay.runtime.validation import check_yaml, parse, read_text
 
@@ -119,6 +119,8 @@ def _rename_classes(value: Any) -> Any:
         return value
     renamed = {key: _rename_classes(item) for key, item in value.items()}
     if isinstance(renamed.get("class_path"), str):
+        if renamed["class_path"] in GONE and isinstance(renamed.get("init_args"), dict):
+            renamed["init_args"].pop(GONE[renamed["class_path"]], None)
         renamed["class_path"] = current_path(renamed["class_path"])
     return renamed
 

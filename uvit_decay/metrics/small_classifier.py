@@ -17,13 +17,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from uvit_decay.images.io import to_float
 from uvit_decay.metrics.extractors import Features, TrainedExtractor
 from uvit_decay.runtime.distributed import cpu_threads
-from uvit_decay.runtime.errors import check_whole
 from uvit_decay.runtime.precision import computing
 from uvit_decay.runtime.progress import track
 from uvit_decay.runtime.random import generator
 from uvit_decay.runtime.typed import check_types
 
-NAME, OLD_NAME = "small-cnn-2", "small-cnn"  # in the keys of values: numbers of different classifiers do not compare
+NAME = "small-cnn-2"  # in the keys of values: numbers of different classifiers do not compare
 FEATURES = 64
 SIDE = 32  # pixels; larger images are averaged down to this side
 HALVED = 16  # pixels; the first convolution halves larger images
@@ -53,27 +52,22 @@ class SmallClassifier(TrainedExtractor):
     the one before (Loshchilov and Hutter, 2017); the training ends after four cycles, or after a cycle that lowers the
     held-out loss by less than 1 %. The first cycle is one pass over the images, or two passes over fewer than 10,000.
     Images larger than 32 pixels are averaged down. The result depends on the images and labels alone.
-
-    Args:
-        steps: null: until the held-out images are classified no better. A number: as many training steps of 64 images
-            with the network of versions up to 0.2, whose results are called small-cnn.
     """
 
-    def __init__(self, steps: int | None = None) -> None:
-        check_whole(1, steps=1 if steps is None else steps)
-        self.steps = steps
-        self.name = NAME if steps is None else OLD_NAME
-        self.channels = None
+    name = NAME
+    channels = None
+
+    def __init__(self) -> None:
         self.widths = {"features": FEATURES, "logits": 0}  # `prepare` sets the number of classes
         self.net: nn.Sequential | None = None
 
     def recipe(self) -> dict[str, Any]:
         settings = [BATCH, RATE, DECAY, SMOOTHING, CYCLES, MANY, GAIN, HELD_OUT, MOST_HELD_OUT]
-        return {"classifier": self.name, "steps": self.steps, "settings": settings, "torch": torch.__version__}
+        return {"classifier": self.name, "settings": settings, "torch": torch.__version__}
 
     def shrink(self, images: Tensor) -> Tensor:
         longest = max(images.shape[-2:])
-        if self.steps is not None or longest <= SIDE:
+        if longest <= SIDE:
             return images
         height, width = (max(1, round(side * SIDE / longest)) for side in images.shape[-2:])
         averaged = nn.functional.interpolate(images.float(), size=(height, width), mode="area")
@@ -98,20 +92,19 @@ class SmallClassifier(TrainedExtractor):
 
     def state(self) -> dict[str, Tensor]:
         state = {name: tensor.cpu() for name, tensor in self.net.state_dict().items()}
-        if self.accuracy is not None:
-            state[ACCURACY] = torch.tensor(self.accuracy, dtype=torch.float64)
+        state[ACCURACY] = torch.tensor(self.accuracy, dtype=torch.float64)
         return state
 
     def load(self, state: dict[str, Tensor]) -> None:
         weights = dict(state)
-        accuracy = weights.pop(ACCURACY, None)
+        accuracy = float(weights.pop(ACCURACY))
         last = max(int(name.partition(".")[0]) for name in weights)
         first = weights["0.weight"]
         net = self._network(first.shape[1], len(weights[f"{last}.bias"]), halved=first.shape[-1] == HALVING)
         net.load_state_dict(weights)
-        self._take(net, None if accuracy is None else float(accuracy))
+        self._take(net, accuracy)
 
-    def _take(self, net: nn.Sequential, accuracy: float | None) -> None:
+    def _take(self, net: nn.Sequential, accuracy: float) -> None:
         """Use a trained network, with its accuracy on the held-out images."""
         self.net = net.eval().requires_grad_(False)
         self.accuracy = accuracy
@@ -126,24 +119,18 @@ class SmallClassifier(TrainedExtractor):
         Args:
             channels: channels of the images.
             classes: number of classes.
-            halved: whether the first convolution halves the images; ignored with a number of steps.
+            halved: whether the first convolution halves the images.
         """
-        if self.steps is not None:
-            layers = [*_old_block(channels, 32), *_old_block(32, 64), nn.MaxPool2d(2), *_old_block(64, FEATURES)]
+        layers = [*_block(channels, 32, halved), *_block(32, 64), nn.MaxPool2d(2)]
+        if halved:
+            layers += [*_block(64, 128), nn.MaxPool2d(2), *_block(128, FEATURES)]
         else:
-            layers = [*_block(channels, 32, halved), *_block(32, 64), nn.MaxPool2d(2)]
-            if halved:
-                layers += [*_block(64, 128), nn.MaxPool2d(2), *_block(128, FEATURES)]
-            else:
-                layers += _block(64, FEATURES)
+            layers += _block(64, FEATURES)
         return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(FEATURES, classes))
 
-    def _train(self, images: Tensor, labels: Tensor) -> tuple[nn.Sequential, float | None]:
+    def _train(self, images: Tensor, labels: Tensor) -> tuple[nn.Sequential, float]:
         """Return the network trained on these images, and its accuracy on those that were held out."""
         net = self._network(images.shape[1], int(labels.max()) + 1, max(images.shape[-2:]) > HALVED)
-        if self.steps is not None:
-            _train_steps(net, images, labels, self.steps)
-            return net, None
         return net, _train_cycles(net, images, labels)
 
     def image_flops(self, shape: tuple[int, ...], device: torch.device, count: int) -> float:
@@ -152,8 +139,6 @@ class SmallClassifier(TrainedExtractor):
         with FlopCounterMode(display=False) as counter:
             net(torch.empty(image.shape, device="meta"))
         passes = first_passes(count) * (2**CYCLES - 1)
-        if self.steps is not None:
-            passes = self.steps * 64 / count
         return float(counter.get_total_flops() * (3 * passes + 1))  # a backward pass is two forward passes
 
     def extract(self, images: Tensor) -> Features:
@@ -170,10 +155,6 @@ def _block(c_in: int, c_out: int, halved: bool = False) -> tuple[nn.Module, ...]
     kernel, stride = (HALVING, 2) if halved else (3, 1)
     convolution = nn.Conv2d(c_in, c_out, kernel, stride, padding=1, bias=False)
     return convolution, nn.BatchNorm2d(c_out), nn.ReLU()
-
-
-def _old_block(c_in: int, c_out: int) -> tuple[nn.Module, ...]:
-    return nn.Conv2d(c_in, c_out, 3, padding=1), nn.BatchNorm2d(c_out), nn.ReLU()
 
 
 def _train_cycles(net: nn.Sequential, images: Tensor, labels: Tensor) -> float:
@@ -230,20 +211,3 @@ def _evaluate(net: nn.Sequential, images: Tensor, labels: Tensor) -> Score:
     net.train()
     accuracy = (logits.argmax(1) == labels).double().mean()
     return Score(float(nn.functional.cross_entropy(logits, labels)), float(accuracy))
-
-
-def _train_steps(net: nn.Sequential, images: Tensor, labels: Tensor, steps: int) -> None:
-    """Train for a number of steps of 64 images, as versions up to 0.2 did."""
-    optimizer = torch.optim.AdamW(net.parameters(), 3e-3, weight_decay=0.05)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
-    random = generator("small classifier")
-    with track("small classifier", steps, "step") as work:
-        for _ in range(steps):
-            chosen = torch.randint(len(images), (64,), generator=random)
-            logits = net(to_float(images[chosen]))
-            loss = nn.functional.cross_entropy(logits, labels[chosen], label_smoothing=0.05)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-            work.update()

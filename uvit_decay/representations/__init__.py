@@ -20,7 +20,6 @@ MODULES = {
     "LinearProbe": "linear_probes",
     "logistic_grid": "logistic",
     "knn_accuracy": "knn",
-    "knn_without_pcs": "knn",
     "effective_rank_exp": "rank",
     "spectrum_entropy": "rank",
     "mean_share": "rank",

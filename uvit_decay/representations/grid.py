@@ -22,8 +22,6 @@ SCORES = (
     "l2",
     "knn_accuracy",
     "knn_centred_accuracy",
-    "knn_without_pcs_accuracy",
-    "pcs_removed",
     "spectrum_entropy",
     "effective_rank_exp",
     "mean_share",
@@ -47,8 +45,6 @@ class Grid:
       upwards.
     - `knn_centred_accuracy` takes cosines around the mean of the training features. Uncentred cosines are dominated by
       the mean when its share is large.
-    - `knn_without_pcs_accuracy` takes them around the mean, too, without the first `pcs_removed` principal components,
-      a number that is chosen on held-out training images.
     - `spectrum_entropy` is the paper's effective rank: an entropy, in nats, of features that are centred within each
       image, but not over the images. `effective_rank_exp` is the effective rank of Roy and Vetterli, the exponential of
       the entropy, of features that are centred over the images: without this centring, the common part of all images

@@ -2,18 +2,13 @@
 
     class of x = argmax_c sum_(i in the k nearest) [y_i = c] exp(cos(x, x_i) / T)
 
-Strong principal components of masked-image models say little about what an image shows (SOAP, Hjelkrem-Tan et al. 2026,
-arXiv 2604.00172). `knn_without_pcs` therefore removes the first ones. SOAP finds the components by a score of their own
-and removes them from patch tokens; here their number is chosen on held-out training samples.
-
 m = grid points (layer, noise level), n and n2 = training and test samples, d = features.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from itertools import starmap
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -21,13 +16,10 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from uvit_decay.nn.embed import without_autocast
-from uvit_decay.representations.logistic import HELD_OUT, shuffled
 from uvit_decay.runtime.typed import check_types
 
 SIMILARITIES = 2**24  # entries of a chunk of the similarity matrix: 64 MiB
 CHUNK = 4096  # training samples at a time at most
-PCS = (0, 1, 2, 4, 8, 16, 32)  # candidates for the number of removed principal components
-QUERIES = 500  # held-out training samples at most on which their number is chosen
 
 
 @check_types
@@ -61,108 +53,14 @@ def knn_accuracy(
     cells: Iterable[tuple[Tensor, Tensor]] = zip(train, test, strict=True)
     if centred:
         cells = starmap(centre, cells)
-    return _accuracies(cells, train_labels, test_labels, Voting(k, temperature, uniform))
-
-
-class Voting(NamedTuple):
-    """Number of neighbours, and the weights of their votes, see `knn_accuracy`."""
-
-    k: int
-    temperature: float
-    uniform: bool
-
-
-def _accuracies(
-    cells: Iterable[tuple[Float[Tensor, "n d"], Float[Tensor, "n2 d"]]],
-    train_labels: Int64[Tensor, " n"],
-    test_labels: Int64[Tensor, " n2"],
-    voting: Voting,
-) -> Float64[Tensor, " m"]:
-    """Return the accuracy of each grid point (training samples, test samples), on the CPU; d may differ."""
-    nearest = [find_neighbours(x, y, voting.k) for x, y in cells]
+    nearest = [find_neighbours(x, y, k) for x, y in cells]
     device = nearest[0][0].device
     # A copy to the CPU must have ended before it is read; an accelerator orders copies and work by itself.
     labels = train_labels.to(device, non_blocking=device.type != "cpu")
     # First the neighbours of all grid points, then the votes, which make the host wait for an accelerator.
-    guesses = [vote(similar, labels[index], voting.temperature, voting.uniform) for similar, index in nearest]
+    guesses = [vote(similar, labels[index], temperature, uniform) for similar, index in nearest]
     right = torch.stack(guesses).cpu() == test_labels.cpu()
     return right.double().mean(dim=1)
-
-
-class WithoutPCs(NamedTuple):
-    """Test accuracy of each grid point, and the number of principal components that were removed; both on the CPU."""
-
-    accuracy: Float64[Tensor, " m"]
-    removed: Int64[Tensor, " m"]
-
-
-@check_types
-@torch.no_grad()
-def knn_without_pcs(
-    train: Float[Tensor, "m n d"],
-    train_labels: Int64[Tensor, " n"],
-    test: Float[Tensor, "m n2 d"],
-    test_labels: Int64[Tensor, " n2"],
-    k: int = 20,
-    temperature: float = 0.07,
-    uniform: bool = False,
-    candidates: Sequence[int] = PCS,
-) -> WithoutPCs:
-    """Return the test accuracy of each grid point without the first principal components of its features.
-
-    Cosines are taken around the mean of the training samples, so that no removed component is `knn_accuracy` with
-    `centred`. The number of removed components is the candidate with the best accuracy on a held-out fifth of the
-    training samples, QUERIES at most, among the other four fifths, which also give the mean and the components. Ties go
-    to the first candidate. For the test samples, all training samples give the mean, the components and the neighbours.
-
-    Args:
-        train: training samples, on any device.
-        train_labels: class of every training sample.
-        test: test samples, on the device that computes.
-        test_labels: class of every test sample.
-        k: number of neighbours.
-        temperature: T of DINO's votes exp(similarity / T).
-        uniform: one vote for each neighbour, instead of DINO's weights.
-        candidates: numbers of components; those less than d are tried.
-    """
-    voting = Voting(k, temperature, uniform)
-    candidates = [number for number in candidates if number < train.shape[-1]]
-    order = shuffled(len(train_labels)).to(test.device)
-    first = round(HELD_OUT * len(order))
-    rest, queries = order[first:], order[: min(first, QUERIES)]
-    labels = train_labels.to(test.device)
-
-    def held_out_cells() -> Iterator[tuple[Tensor, Tensor]]:
-        for x in train:
-            x = x.to(test.device, non_blocking=test.device.type != "cpu")
-            yield from _without_first(x[rest], x[queries], candidates)
-
-    def test_cells() -> Iterator[tuple[Tensor, Tensor]]:
-        for x, y, number in zip(train, test, removed.tolist(), strict=True):
-            x = x.to(test.device, non_blocking=test.device.type != "cpu")
-            yield from _without_first(x, y, [number])
-
-    held_out = _accuracies(held_out_cells(), labels[rest], labels[queries], voting)
-    best = held_out.unflatten(0, (len(train), len(candidates))).argmax(dim=1)
-    removed = torch.tensor(candidates)[best]
-    return WithoutPCs(_accuracies(test_cells(), labels, test_labels, voting), removed)
-
-
-def _without_first(
-    train: Float[Tensor, "n d"], test: Float[Tensor, "n2 d"], numbers: Sequence[int]
-) -> Iterator[tuple[Float[Tensor, "n rest"], Float[Tensor, "n2 rest"]]]:
-    """Yield the samples without their first principal components, for each number of them, around the mean.
-
-    They are in the basis of all components, so that the first ones are coordinates to leave out. A change of the basis
-    does not change cosines.
-    """
-    mean = train.float().mean(dim=0)
-    with without_autocast(train):
-        centred = train.float() - mean
-        axes = torch.linalg.eigh(centred.T @ centred).eigenvectors.flip(1)  # eigh returns the first component last
-        x, y = centred @ axes, (test.float() - mean) @ axes
-    for number in numbers:
-        yield x[:, number:], y[:, number:]
 
 
 @torch.no_grad()

@@ -140,8 +140,8 @@ class Classification(ProtocolOptions):
     """Protocols.
 
     Args:
-        protocol: what to compute: some of in100-linear, logistic, knn, knn-without-pcs, few-shot-1, few-shot-5,
-            few-shot-10, and protocols that a module of --trust registers.
+        protocol: what to compute: some of in100-linear, logistic, knn, few-shot-1, few-shot-5, few-shot-10,
+            and protocols that a module of --trust registers.
         pool: mean of patch tokens, of all tokens, or the class token; default: the protocol's, all for in100-linear
             and logistic, otherwise mean.
         layer: number or name; default: the last of an encoder, the middle of a denoiser.

@@ -227,7 +227,6 @@ PROTOCOLS: dict[str, Protocol] = {
     "in100-linear": PointProtocol(recipes.in100_linear, ("last", "best_on_test"), probe=IN100, pool="all"),
     "logistic": PointProtocol(recipes.logistic, ("test", "held_out", "best_on_test"), pool="all"),
     "knn": PointProtocol(recipes.knn, ("test",), votes=True),
-    "knn-without-pcs": PointProtocol(recipes.knn_without_components, ("test",), votes=True),
     "few-shot-1": PointProtocol(partial(recipes.few_shot, shots=1), ("mean", "std"), shots=1),
     "few-shot-5": PointProtocol(partial(recipes.few_shot, shots=5), ("mean", "std"), shots=5),
     "few-shot-10": PointProtocol(partial(recipes.few_shot, shots=10), ("mean", "std"), shots=10),

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from uvit_decay.representations.knn import PCS, knn_accuracy, knn_without_pcs
+from uvit_decay.representations.knn import knn_accuracy
 from uvit_decay.representations.linear_probes import DDAE, IN100, REPA, LinearProbe, accuracies
 from uvit_decay.representations.logistic import L2_GRID, fit_accuracy, logistic_grid
 from uvit_decay.representations.options import Classification, Probing
@@ -71,7 +71,6 @@ def paper(cells: Cells, options: Probing) -> Outcome:
     train = cells.train(0)
     linear = logistic_grid(train, cells.labels, cells.test, cells.test_labels, device=cells.device)
     votes = _prepare_votes(cells, train, options)
-    without = knn_without_pcs(**votes)
     ranked = cells.ranked.to(_choose_float64_device(cells.device))
     values = {
         "held_out_accuracy": linear.held_out,
@@ -80,8 +79,6 @@ def paper(cells: Cells, options: Probing) -> Outcome:
         "l2": linear.l2,
         "knn_accuracy": knn_accuracy(**votes),
         "knn_centred_accuracy": knn_accuracy(**votes, centred=True),
-        "knn_without_pcs_accuracy": without.accuracy,
-        "pcs_removed": without.removed,
         "spectrum_entropy": torch.tensor([spectrum_entropy(cell) for cell in ranked]),
         "effective_rank_exp": torch.tensor([effective_rank_exp(cell) for cell in ranked]),
         "mean_share": mean_share(cells.test),
@@ -125,7 +122,7 @@ def _choose_float64_device(device: torch.device) -> torch.device:
 def _prepare_votes(
     cells: Cells, train: Float[Tensor, "layers n d"], options: Classification | Probing, temperature: float = 0.07
 ) -> dict[str, Any]:
-    """Return the arguments of `knn_accuracy` and `knn_without_pcs`, with the test features on `cells.device`."""
+    """Return the arguments of `knn_accuracy`, with the test features on `cells.device`."""
     return {
         "train": train,
         "train_labels": cells.labels,
@@ -186,30 +183,14 @@ def logistic(cells: Cells, options: Classification) -> Outcome:
 def knn(cells: Cells, options: Classification) -> Outcome:
     """Evaluate by k nearest neighbours with cosine similarity (DINO)."""
     accuracy = knn_accuracy(**_prepare_votes(cells, cells.train(0), options, options.temperature))
-    return Outcome({"test": accuracy}, _describe_knn(options))
-
-
-def knn_without_components(cells: Cells, options: Classification) -> Outcome:
-    """Evaluate as `knn` does, around the mean and without the first principal components, see `knn_without_pcs`."""
-    without = knn_without_pcs(**_prepare_votes(cells, cells.train(0), options, options.temperature))
-    chosen = _describe_knn(options) | {
-        "similarity": "cosine around the mean of the training, without its first principal components",
-        "pcs_removed": int(without.removed[0]),
-        "candidates": list(PCS),
-        "chosen_on": "a held-out fifth of the training",
-    }
-    return Outcome({"test": without.accuracy}, chosen)
-
-
-def _describe_knn(options: Classification) -> dict[str, Any]:
-    """Return the settings of nearest neighbours for reports, as plain values."""
-    return {
+    chosen = {
         "classifier": "nearest neighbours",
         "k": options.neighbours,
         "T": options.temperature,
         "similarity": "cosine",
         "vote": "1" if options.uniform else f"exp(similarity / {options.temperature:g})",
     }
+    return Outcome({"test": accuracy}, chosen)
 
 
 def few_shot(cells: Cells, options: Classification, shots: int) -> Outcome:

@@ -22,6 +22,8 @@ FORMER = {
     "uvit_decay.tasks.optimization": "uvit_decay.tasks",
     "uvit_decay.tasks.repa": "uvit_decay.tasks",
 }
+# Arguments that configurations of ac8466d5 hold, at their default, and that are gone: class -> argument.
+GONE = {"uvit_decay.metrics.SmallClassifier": "steps"}
 
 
 def current_path(class_path: str) -> str:

@@ -26,7 +26,7 @@ A step, in order; Lightning calls these hooks. Step k trains on global batch k.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
@@ -62,7 +62,7 @@ from uvit_decay.tasks.optim.clipping import clip
 from uvit_decay.tasks.optim.options import Optimization
 from uvit_decay.tasks.optim.scaling import SkippedSteps, check_sharded, scales
 from uvit_decay.tasks.optim.schedule import Schedule
-from uvit_decay.tasks.own import expected_state, name_own_state, own_parameters
+from uvit_decay.tasks.own import name_own_state, own_parameters
 from uvit_decay.tasks.parallel.compilation import compile_net
 from uvit_decay.tasks.parallel.ddp import check_gradients
 from uvit_decay.tasks.parallel.sharding import Sharded, average_gradients, original_class
@@ -313,10 +313,6 @@ class Task(LightningModule):
     def group_parameters(self, lr: float) -> list[dict[str, Any]]:
         """Return the optimizer's groups of all trained parameters, see `Optimization.groups`."""
         return self.optim.groups(self.net, lr, own_parameters(self))
-
-    def expected_state(self, stored: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Return the weights that a checkpoint must have, given those `stored` in it; see `own.expected_state`."""
-        return expected_state(self, stored)
 
     def _logs_this_step(self) -> bool:
         every = self.trainer.log_every_n_steps

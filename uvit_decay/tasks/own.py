@@ -7,7 +7,7 @@ A frozen module, all of whose parameters have requires_grad False, is left out: 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -28,25 +28,6 @@ def own_tensors(task: nn.Module) -> list[Tensor]:
     """Return all parameters and buffers beside the network, frozen ones too."""
     tensors = [*task.named_parameters(), *task.named_buffers()]
     return [value for name, value in tensors if not name.startswith(NET)]
-
-
-def expected_state(task: nn.Module, stored: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the state of a task that a checkpoint must have.
-
-    A module names the tensors in its attribute `ADDED` that checkpoints of earlier versions lack. They are left out if
-    `stored` lacks them; the module sets their values when it is loaded.
-
-    Args:
-        task: the task.
-        stored: its state in the checkpoint.
-    """
-    expected = dict(task.state_dict())
-    for name, module in task.named_modules():
-        for tensor in getattr(module, "ADDED", ()):
-            key = f"{OWN}{name}.{tensor}"
-            if key not in stored:
-                expected.pop(key, None)
-    return expected
 
 
 def name_own_state(task: nn.Module) -> None:

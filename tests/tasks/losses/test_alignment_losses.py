@@ -7,10 +7,8 @@ from types import SimpleNamespace
 import pytest
 import timm
 import torch
-from conftest import same, tiny_net, tiny_task, tiny_trainer
-from official_files import change_training
+from conftest import tiny_net, tiny_task, tiny_trainer
 from refusals import raises_user_error
-from runs import fit
 from safetensors.torch import save_file
 from small_teacher import save_teacher
 from torch import nn
@@ -161,28 +159,6 @@ def test_the_published_recipe_of_latents_is_another_than_of_pixels(teacher, monk
     for kind, zscore, other in (("conv", 1.5, 1.5), ("mlp", 0.6, "mlp")):
         with raises_user_error("zscore", other):
             REPA(teacher, projector=kind, zscore=zscore)
-
-
-@pytest.mark.parametrize("zscore", [None, 0.6])
-def test_a_run_from_before_the_published_recipe_keeps_its_own(zscore, teacher, tmp_path):
-    def train(name, steps, ckpt_path=None, **options):
-        torch.manual_seed(1)
-        loss = REPA(teacher, projector="conv", **options)
-        weights = fit(tmp_path / name, max_steps=steps, task=tiny_task(auxiliary=[loss]), ckpt_path=ckpt_path)[1]
-        return loss, weights
-
-    def age(contents):
-        del contents["state_dict"]["task.auxiliary.0.recipe"]
-
-    former = {"zscore": 1.0, "weight": 1.0}
-    _, whole = train("whole", 4, **former)
-    train("half", 2, **former)
-    path = change_training(tmp_path / "half" / "checkpoints" / "last.ckpt", tmp_path, age)
-    loss, weights = train("rest", 3, path, zscore=zscore)
-    assert (loss.zscore, loss.weight) == (zscore or 1.0, 1.0)
-    loss, weights = train("end", 4, tmp_path / "rest" / "checkpoints" / "last.ckpt")
-    assert (loss.zscore, loss.weight) == pytest.approx((zscore or 1.0, 1.0))
-    assert same(weights, whole) == (zscore is None)
 
 
 @pytest.mark.parametrize(("depth", "layer"), [(28, 8), (24, 8), (23, 8), (12, 4), (3, 1)])

@@ -87,7 +87,7 @@ def fit(folder, task, *callbacks, device_batch_size=None, ckpt_path=None, **opti
 
 def looking():
     every = {"every_n_steps": STEPS - 1, "at_end": False}
-    generation = GenerationMetrics(SmallClassifier(steps=20), num=75, batch_size=20, **every)
+    generation = GenerationMetrics(SmallClassifier(), num=75, batch_size=20, **every)
     probes = LinearProbes(times=(0.1, 0.3, 0.5), max_train=100, max_test=50, **every)
     return Preview(rows=1, columns=1, **every), generation, probes, LambdaCallback(on_validation_batch_end=save)
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
-from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, interpolate
 
@@ -29,7 +28,6 @@ ProjectorKind = Literal["mlp", "conv"]
 WEIGHT = 0.5  # of the authors of REPA
 # Data -> z-score and weight of the authors of iREPA, in their versions for latents and for pixels.
 PUBLISHED = {"latents": (0.6, 1.0), "pixels": (0.8, 0.5)}
-FORMER = (1.0, 1.0)  # z-score and weight of iREPA in checkpoints that do not store them, up to commit 72e8659
 EPS = 1e-6  # added to iREPA's standard deviation
 TEACHER_SIZE = 224  # pixels of the images that timm's encoders see, as in REPA
 
@@ -78,18 +76,16 @@ class REPA(AuxiliaryLoss):
             more, otherwise a third of the depth (4 of 12, as in iREPA for SiT-B).
         projector: `mlp` or `conv`.
         weight: factor of this loss in the loss of a step, not negative. Null: 0.5 for `mlp`; for `conv` 1 for latents
-            and 0.5 for pixels, or in a resumed run the weight of its checkpoint.
+            and 0.5 for pixels.
         hidden: width of the hidden layers of `mlp`.
         trust: modules or classes from elsewhere that the teacher's checkpoint may name, see docs/extending.md.
         zscore: factor of the mean over patches in the targets of `conv`, in [0, 1]. Null: 0.6 for latents and 0.8 for
-            pixels, as in the authors' code, or in a resumed run the factor of its checkpoint.
+            pixels, as in the authors' code.
 
     Raises:
         UserError: a teacher that is missing, is a denoiser, or does not fit the images of the data; a layer that the
             network does not have; a masked autoencoder as the network; a number out of range; `zscore` for `mlp`.
     """
-
-    ADDED = ("recipe",)  # tensors that checkpoints of earlier versions lack
 
     def __init__(
         self,
@@ -112,38 +108,15 @@ class REPA(AuxiliaryLoss):
         self.hidden = hidden
         self.teacher = open_teacher(teacher, trust or ())  # not a module of this one: neither stored nor trained
         self.where = f"--model.auxiliary.teacher {teacher}"
-        self.zscore = 0.0  # of `conv`
+        self.zscore = 0.0
         if projector == "conv":
-            self._given = (zscore, weight)
-            self._set_recipe(PUBLISHED[self._sees()])
-            self.register_buffer("recipe", torch.tensor([self.zscore, self.weight]))  # stored in checkpoints
-            self.register_load_state_dict_pre_hook(_add_former_recipe)
-            self.register_load_state_dict_post_hook(lambda loss, _: loss._keep_recipe())
+            default_zscore, default_weight = PUBLISHED[self._sees()]
+            self.zscore = default_zscore if zscore is None else zscore
+            self.weight = default_weight if weight is None else weight
 
     def _sees(self) -> str:
         """Return what the encoder sees, latents or pixels."""
         return "latents" if self.teacher.latents else "pixels"
-
-    def _set_recipe(self, defaults: Sequence[float]) -> None:
-        """Set z-score and weight: the constructor's arguments, and these defaults for arguments that are null."""
-        chosen = []
-        for given, default in zip(self._given, defaults, strict=True):
-            chosen.append(default if given is None else given)
-        self.zscore, self.weight = chosen
-
-    def _keep_recipe(self) -> None:
-        """Continue with the z-score and the weight of a checkpoint where the arguments are null; say so if they differ.
-
-        So a run that began before these defaults were the published ones does not change its loss.
-        """
-        before = torch.tensor([self.zscore, self.weight])
-        self._set_recipe(self.recipe.tolist())
-        now = torch.tensor([self.zscore, self.weight])
-        self.recipe.copy_(now)
-        if not torch.equal(before, now):
-            kept = f"zscore {self.zscore:g}, weight {self.weight:g}"
-            zscore, weight = before.tolist()
-            rank_zero_info(f"REPA continues with {kept}, as in its checkpoint; a new run has {zscore:g}, {weight:g}")
 
     def bind(self, net: nn.Module) -> None:
         """Find the layer of the network, and build the projector from its width to the encoder's."""
@@ -197,11 +170,6 @@ class REPA(AuxiliaryLoss):
             spread, mean = torch.std_mean(tokens, dim=1, keepdim=True)
             tokens = (tokens - self.zscore * mean) / (spread + EPS)
         return tokens
-
-
-def _add_former_recipe(loss: REPA, state: dict[str, Any], prefix: str, *_: object) -> None:
-    """Add the z-score and the weight of a run whose checkpoint does not store them."""
-    state.setdefault(f"{prefix}recipe", torch.tensor(FORMER))
 
 
 class ConvProjector(nn.Conv2d):
