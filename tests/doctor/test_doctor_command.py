@@ -26,6 +26,7 @@ QUICK = [*TINY, *callbacks(EMA, PREVIEW, LAST)]
 def run_doctor(monkeypatch, capsys, folder, *flags):
     """Return the exit code, the lines and the error of `python train.py doctor`; nothing may be left in its folder."""
     monkeypatch.setattr("uvit_decay.doctor.rehearsal.SECONDS", 0.1)
+    monkeypatch.setattr("uvit_decay.doctor.rehearsal.STEPS", 5)
     before = sorted(folder.rglob("*"))
     code = 0
     try:
@@ -80,6 +81,14 @@ def test_an_error_is_one_line_and_the_exit_code(tmp_path, monkeypatch, capsys, f
     assert code == 2
     (found,) = [one for one in lines if one.startswith("error")]
     find_line(found, named)
+
+
+@pytest.mark.parametrize("more", [[], ["--trainer.callbacks+=LearningRateMonitor"]])
+def test_a_run_with_minutes_is_examined(tmp_path, monkeypatch, capsys, more):
+    flags = [*QUICK, "--trainer.max_steps=-1", "--minutes=1", *more]
+    code, lines = run_doctor(monkeypatch, capsys, tmp_path, *flags)
+    assert code == 0
+    assert re.search(r"\d+ steps, about 0:0\d:\d\d ", of(lines, "run")[0])
 
 
 def test_the_checkpoint_of_a_name_is_found_and_nothing_is_left_to_do_after_its_end(

@@ -7,6 +7,7 @@ import pytest
 import torch
 from conftest import tiny_task, tiny_trainer
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import LambdaCallback
 from refusals import raises_user_error
 
 from uvit_decay.callbacks import EMA, BestCheckpoint, GenerationMetrics, LastCheckpoint, Preview
@@ -81,6 +82,14 @@ def test_a_rehearsal_makes_a_step_however_long_it_takes(tmp_path):
     assert 0 < found.counted < 2
     sizes = [parameter.numel() for parameter in run.task.parameters()]
     assert found.moments == 4 * (2 * sum(sizes) + len(sizes))  # AdamW's two moments and step counts
+
+
+def test_a_callback_that_cannot_be_copied_is_named(tmp_path):
+    holder = LambdaCallback()
+    holder.file = (tmp_path / "lines").open("w")
+    run = run_of(tmp_path, holder)
+    with holder.file, raises_user_error("LambdaCallback", "cannot be copied"):
+        rehearse(run, lambda callbacks: tiny_trainer(tmp_path, *callbacks, max_steps=1), Rehearsal(run))
 
 
 def test_the_size_of_a_checkpoint_includes_what_the_task_holds_beside_its_network():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import shlex
 import time
@@ -17,7 +16,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from uvit_decay.doctor import Run
-from uvit_decay.doctor.rehearsal import FORWARD, MOST, PRACTICE, Rehearsal, rehearse
+from uvit_decay.doctor.rehearsal import FORWARD, MOST, PRACTICE, Rehearsal, copy_for_practice, rehearse
 from uvit_decay.doctor.report import duration
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.program import localise
@@ -107,7 +106,7 @@ def find_steps(minutes: float, began: float, run: Run, build_trainer: BuildTrain
     """
     if run.trainer.world_size > 1:
         raise UserError(f"--minutes {minutes:g} is for one process: set --trainer.max_steps, the length of the run")
-    trial = copy.deepcopy(run.task)
+    trial = copy_for_practice(run.task)
     trial.init_from = None
     pace = Pace(Run(run.trainer, trial, run.data), minutes, began)
     if run.data.train is None:

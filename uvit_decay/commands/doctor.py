@@ -64,7 +64,9 @@ class Doctor(CLI):
         with TemporaryDirectory() as folder, track(shown=report.show):
 
             def practice(callbacks: list[Callback]) -> Trainer:
-                return self.instantiate_trainer(**PRACTICE, default_root_dir=folder, callbacks=callbacks)
+                length = {"max_steps": self.trainer.max_steps, "max_epochs": self.trainer.max_epochs}
+                options = {**PRACTICE, **length, "default_root_dir": folder, "callbacks": callbacks}
+                return self.instantiate_trainer(**options)
 
             examine(Run(self.trainer, model, datamodule), report, practice)
         if dist.is_initialized() and not report.errors:

@@ -8,11 +8,12 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelSummary, ProgressBar, Timer
+from lightning.pytorch.cli import SaveConfigCallback
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -22,7 +23,7 @@ from uvit_decay.doctor.environment import find_missing_weights, memory_limit
 from uvit_decay.doctor.report import Finding, Run, duration
 from uvit_decay.runs.counters import run_length
 from uvit_decay.runtime.distributed import COMPARED, Processes
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.random import subset
 from uvit_decay.tasks import Task
 from uvit_decay.tasks.utilisation import peak_bytes
@@ -45,6 +46,7 @@ PRACTICE = {
     "fast_dev_run": False,
 }
 Practice = Callable[[list[Callback]], Trainer]  # function callbacks -> trainer that writes nothing
+Copied = TypeVar("Copied")
 FORWARD = 1 / 3  # time of an image without a backward pass, divided by its time in training
 
 
@@ -169,6 +171,12 @@ def state_bytes(optimizer: Optimizer) -> int:
     return count
 
 
+def copy_for_practice(part: Copied) -> Copied:
+    """Return a copy of a callback or a task, which a rehearsal may change; an open file cannot be copied."""
+    with explain(f"cannot measure the run beforehand, {type(part).__name__} cannot be copied", TypeError, RuntimeError):
+        return copy.deepcopy(part)
+
+
 def rehearse(run: Run, practice: Practice, rehearsal: Rehearsal) -> Measurements:
     """Train for a few steps with copies of the callbacks that neither evaluate nor write, and return the cost.
 
@@ -178,9 +186,12 @@ def rehearse(run: Run, practice: Practice, rehearsal: Rehearsal) -> Measurements
             nothing.
         rehearsal: measures the cost.
     """
-    left_out = (Periodic, Checkpoint, Summary, ModelSummary, ProgressBar, Timer)
-    callbacks = [callback for callback in run.trainer.callbacks if not isinstance(callback, left_out)]
-    trainer = practice([*copy.deepcopy(callbacks), rehearsal])
+    left_out = (Periodic, Checkpoint, Summary, SaveConfigCallback, ModelSummary, ProgressBar, Timer)
+    callbacks = []
+    for callback in run.trainer.callbacks:
+        if not isinstance(callback, left_out):
+            callbacks.append(copy_for_practice(callback))
+    trainer = practice([*callbacks, rehearsal])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about a loader, a logger or a limit that the run will not have
         trainer.fit(run.task, run.data)
