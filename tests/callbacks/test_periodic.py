@@ -5,7 +5,7 @@ import torch
 from conftest import same, tiny_task, tiny_trainer
 from lightning.pytorch.callbacks import LambdaCallback
 from refusals import raises_user_error
-from runs import fit
+from runs import StopAt, fit
 from torch.utils.data import DataLoader
 
 from uvit_decay.callbacks import GenerationMetrics, LinearProbes, Preview
@@ -61,16 +61,68 @@ def test_evaluations_change_no_loss_and_no_weight(tmp_path):
         assert (tmp_path / "evaluated" / name).stat().st_size > 0
 
 
+class Noted(Preview):
+    """A preview that notes the steps at which it is due, and how many it promises; it draws nothing."""
+
+    def __init__(self, **when) -> None:
+        super().__init__(**when)
+        self.steps = []
+
+    def on_train_start(self, trainer, task) -> None:
+        epoch, total = task.run_length()
+        self.promised = self.count_due(epoch, trainer.global_step, int(total))
+        super().on_train_start(trainer, task)
+
+    def evaluate(self, trainer, task) -> None:
+        self.steps.append(trainer.global_step)
+
+
+@pytest.mark.parametrize(
+    ("when", "data", "options", "steps"),
+    [
+        ({"every_n_steps": 12}, {}, {"limit_train_batches": 12}, [12, 24]),
+        ({"every_n_steps": 10}, {}, {}, [10, 20, 24]),
+        (
+            {"every_n_steps": 7, "every_n_epochs": 1, "at_end": False},
+            {},
+            {"limit_train_batches": 12},
+            [7, 12, 14, 21, 24],
+        ),
+        ({"every_n_steps": 4, "every_n_epochs": 1}, {}, {"limit_train_batches": 6}, [4, 6, 8, 12, 16, 18, 20, 24]),
+        ({"every_n_epochs": 2}, {"device_batch_size": 8}, {"limit_train_batches": 5}, [10, 20, 24]),
+        ({"every_n_epochs": 1}, {"device_batch_size": 16}, {"limit_train_batches": 0.25}, [11, 22, 24]),
+        ({"every_n_epochs": 1, "at_end": False}, {}, {}, []),
+        ({}, {}, {}, [24]),
+    ],
+)
+def test_evaluations_are_due_when_they_were_counted(when, data, options, steps, tmp_path):
+    """Through epochs, micro-batches and limits; a run resumed at step 13 does the rest."""
+    noted = Noted(**when)
+    fit(tmp_path / "whole", noted, max_steps=24, data=Digits(32, **data), **options)
+    assert noted.steps == steps
+    assert noted.promised == len(steps)
+    first, rest = Noted(**when), Noted(**when)
+    fit(tmp_path / "half", first, StopAt(13), max_steps=24, data=Digits(32, **data), **options)
+    path = tmp_path / "half" / "checkpoints" / "last.ckpt"
+    fit(tmp_path / "rest", rest, max_steps=24, data=Digits(32, **data), ckpt_path=path, **options)
+    assert rest.steps == [step for step in steps if step > 13]
+    assert rest.promised == len(rest.steps)
+
+
 def test_epochs_of_a_loader_have_the_steps_of_its_last_batches(tmp_path):
-    steps = []
-    preview = Preview(at_end=False, rows=1)
-    preview.every_n_epochs, preview.evaluate = 1, lambda trainer, task: steps.append(trainer.global_step)
+    noted = Noted(at_end=False, every_n_epochs=1)
     data = Digits(32)
     data.load()
     images, labels = data.train[list(range(100))]
     loader = DataLoader(list(zip(to_float(images), labels, strict=True)), batch_size=10)
-    tiny_trainer(tmp_path, preview, max_steps=8, accumulate_grad_batches=3).fit(tiny_task(), loader)
-    assert steps == [4, 8]
+    tiny_trainer(tmp_path, noted, max_steps=8, accumulate_grad_batches=3).fit(tiny_task(), loader)
+    assert noted.steps == [4, 8]
+    assert noted.promised == 2
+
+
+def test_evaluations_of_a_run_of_a_billion_steps_are_counted_at_once():
+    noted = Noted(every_n_steps=6, every_n_epochs=1)
+    assert noted.count_due(4, 0, 10**9) == 10**9 // 6 + 10**9 // 4 - 10**9 // 12
 
 
 def test_two_callbacks_of_one_history_are_warned_of_once(tmp_path, caplog):

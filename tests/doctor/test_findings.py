@@ -136,20 +136,6 @@ def test_validations_at_intervals_of_steps_or_time_are_counted(tmp_path, interva
 
 
 @pytest.mark.parametrize(
-    ("every", "epochs", "at_end", "times"), [(12, None, True, 2), (10, None, True, 3), (7, 1, False, 5)]
-)
-def test_callbacks_are_counted_as_they_run(tmp_path, every, epochs, at_end, times):
-    callback, seen = Preview(every_n_steps=every, at_end=at_end, rows=1), []
-    callback.every_n_epochs = epochs
-    callback.evaluate = lambda trainer, task: seen.append(trainer.global_step)
-    run = run_of(tmp_path, callback, max_steps=24, limit_train_batches=12)
-    rehearsal = Rehearsal(run)
-    rehearsal.found.epoch, rehearsal.found.total = 12, 24
-    run.trainer.fit(run.task, run.data)
-    assert len(seen) == rehearsal._count_times(callback) == callback.count_times(run.trainer) == times
-
-
-@pytest.mark.parametrize(
     ("total", "epoch", "options", "flag"),
     [
         (60, 10, {}, "--model.optim.warmup_steps 6"),

@@ -123,24 +123,40 @@ class Periodic(Callback):
         epoch, total = run_length(trainer)
         if math.isinf(total):
             return 1.0
-        return max(1.0, len(self.list_steps(epoch, 0, int(total))))
+        return max(1.0, self.count_due(epoch, 0, int(total)))
 
-    def list_steps(self, epoch: int, first: int, last: int) -> set[int]:
-        """Return the steps of the evaluations of a run.
+    def _intervals(self, epoch: float) -> list[int]:
+        """Return the numbers of steps whose multiples are due, given the steps of an epoch, which may be infinite."""
+        intervals = [self.every_n_steps] if self.every_n_steps else []
+        if self.every_n_epochs and not math.isinf(epoch):
+            intervals.append(self.every_n_epochs * int(epoch))
+        return intervals
+
+    def is_due(self, step: int, epoch: float) -> bool:
+        """Return whether an evaluation is due after optimizer step `step`, apart from the one at the end of the run.
 
         Args:
-            epoch: optimizer steps of an epoch.
+            step: the optimizer step.
+            epoch: optimizer steps of an epoch, which may be infinite.
+        """
+        return any(step % every == 0 for every in self._intervals(epoch))
+
+    def count_due(self, epoch: float, first: int, last: int) -> int:
+        """Return the number of evaluations of a run.
+
+        Args:
+            epoch: optimizer steps of an epoch, which may be infinite.
             first: step at which the run begins or resumes.
             last: step of its end.
         """
-        steps: set[int] = set()
-        for every in (self.every_n_steps, epoch * (self.every_n_epochs or 0)):
-            if every:
-                next_step = every * (first // every + 1)
-                steps.update(range(next_step, last + 1, every))
-        if self.at_end and last > first:
-            steps.add(last)
-        return steps
+        intervals = self._intervals(epoch)
+        count = sum(last // every - first // every for every in intervals)
+        if len(intervals) == 2:  # a step that is due for both reasons is evaluated once
+            both = math.lcm(*intervals)
+            count -= last // both - first // both
+        if self.at_end and last > first and not self.is_due(last, epoch):
+            count += 1
+        return count
 
     def _shown(self, trainer: Trainer, when: str = "") -> AbstractContextManager[Work]:
         """Show the progress of this callback in the context, if the run has our progress bar."""
@@ -155,7 +171,7 @@ class Periodic(Callback):
         previous = find_previous_run(trainer)
         at_end = self.at_end and is_finishing(trainer)
         was_end = self.at_end and task.start is not None and task.start.ended
-        due = at_end or was_end or self._is_due(trainer)
+        due = at_end or was_end or self._is_due_now(trainer, task)
         missing = previous is not None and due and not self._has_record(previous, step)
         if trainer.strategy.broadcast(missing):
             self.evaluated = -1
@@ -182,16 +198,12 @@ class Periodic(Callback):
             return picture_path(folder, self.picture, step).exists()
         return True
 
-    def _is_due(self, trainer: Trainer) -> bool:
-        intervals = [self.every_n_steps]
-        if self.every_n_epochs:
-            epoch = trainer.num_training_batches / trainer.accumulate_grad_batches
-            if not math.isinf(epoch):
-                intervals.append(self.every_n_epochs * math.ceil(epoch))
-        return any(interval and trainer.global_step % interval == 0 for interval in intervals)
+    def _is_due_now(self, trainer: Trainer, task: Task) -> bool:
+        epoch = task.run_length()[0] if self.every_n_epochs else math.inf
+        return self.is_due(trainer.global_step, epoch)
 
     def on_train_batch_end(self, trainer: Trainer, task: Task, *_: Any) -> None:
-        if self._is_due(trainer):
+        if self._is_due_now(trainer, task):
             self._evaluate_once(trainer, task)
 
     def on_train_end(self, trainer: Trainer, task: Task) -> None:

@@ -160,7 +160,7 @@ class Rehearsal(Callback):
         """Return the number of times that the callback runs until the end of the run; 0 if the run has no end."""
         if math.isinf(self.found.total):
             return 0
-        return len(callback.list_steps(self.found.epoch, self.run.begun, int(self.found.total)))
+        return callback.count_due(self.found.epoch, self.run.begun, int(self.found.total))
 
 
 def state_bytes(optimizer: Optimizer) -> int:

@@ -225,14 +225,15 @@ class Task(LightningModule):
         if isinstance(data, ImageData) and data.test is None:
             self.trainer.limit_val_batches = 0  # Lightning would warn about an empty list
         if self.trainer.ckpt_path is None:
-            self._start_from_initial(data)
+            self.load_initial()
+            if self._initial is not None:
+                rank_zero_info("\n".join(adapt(self.net, self._initial, self.function_spec(), data)))
+                self._initial = None
 
-    def _start_from_initial(self, data: ImageData | LoaderData) -> None:
-        """Load the weights from which a new run starts, if a file is given."""
-        self.load_initial()
-        if self._initial is not None:
-            rank_zero_info("\n".join(adapt(self.net, self._initial, self.function_spec(), data)))
-            self._initial = None
+    def run_length(self) -> tuple[float, float]:
+        """Return the optimizer steps of an epoch and of the whole run; either may be infinite."""
+        data = self.data
+        return run_length(self.trainer) if isinstance(data, ImageData) else data.run_length()
 
     def function_spec(self) -> dict[str, Any]:
         """Return the fields of `card` that define the trained function; they do not depend on the data."""
@@ -299,7 +300,7 @@ class Task(LightningModule):
     def configure_optimizers(self) -> dict[str, Any]:
         data = self.data
         optim = self.optim
-        epoch, total = run_length(self.trainer) if isinstance(data, ImageData) else data.run_length()
+        epoch, total = self.run_length()
         if not self.trainer.fast_dev_run:  # a trial of a step or two is shorter than the schedule
             optim.check_length(total, epoch)
         lr = optim.rate(data.batch_size)
