@@ -9,7 +9,7 @@ from refusals import find_line
 from run_folders import a_run, compare, refused, shift_evaluations
 
 from uvit_decay.compare.baseline import group_by_arms, name_arm, options_of_arms
-from uvit_decay.compare.runs import Run
+from uvit_decay.compare.runs import FinishedRun
 
 GAINS = {0: 0.01, 1: 0.02, 2: 0.06}  # of the arm decay over the arm plain, by seed: mean 0.03, standard error 0.01528
 SPREAD = 0.1  # between seeds, which the pairs have in common
@@ -52,11 +52,11 @@ def test_an_arm_is_an_experiment_without_its_own_seed_at_the_end(tmp_path):
     names = {"a_s3": "a", "a-seed3": "a", "a_3": "a", "a_s4": "a_s4", "rate_4e-3": "rate_4e", "rate_1e-4": "rate_1e-4"}
     for experiment, arm in names.items():
         folder = name_experiment(a_run(tmp_path, seed=3), experiment)
-        assert name_arm(Run.read(folder)) == name_arm(Run.read(folder / "version_0")) == arm
+        assert name_arm(FinishedRun.read(folder)) == name_arm(FinishedRun.read(folder / "version_0")) == arm
 
 
 def test_arms_are_defined_by_what_differs_between_them_alone(arms):
-    assert options_of_arms(group_by_arms(list(map(Run.read, arms)))) == ["model.net.alpha_min"]
+    assert options_of_arms(group_by_arms(list(map(FinishedRun.read, arms)))) == ["model.net.alpha_min"]
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from run_folders import METADATA, a_run, compare, configuration, measurement, re
 from uvit_decay import plots
 from uvit_decay.compare.differences import remarks
 from uvit_decay.compare.report import pearson
-from uvit_decay.compare.runs import BEST, ENTROPY, MEAN_SHARE, NOISE_SHARE, Run, find_option, group_by_options
+from uvit_decay.compare.runs import BEST, ENTROPY, MEAN_SHARE, NOISE_SHARE, FinishedRun, find_option, group_by_options
 from uvit_decay.plots import _draw_curves
-from uvit_decay.runs.history import GENERATION, append
+from uvit_decay.runs.history import GENERATION, append, read
 from uvit_decay.runtime.validation import flat
 
 
@@ -43,6 +43,24 @@ def test_the_table_and_the_figure(four, tmp_path, monkeypatch, capsys):
     assert float(rows[0]["best_accuracy_mean"]) == pytest.approx(np.mean([0.8, 0.82]))
     assert float(rows[0]["best_accuracy_std"]) == pytest.approx(np.std([0.8, 0.82], ddof=1), rel=1e-5)
     assert float(rows[0]["fd_std"]) == pytest.approx(np.std([14, 15], ddof=1), rel=1e-5)
+
+
+def test_every_recorded_value_is_in_the_csv_and_the_table_says_what_it_leaves_out(tmp_path, monkeypatch, capsys):
+    runs = [a_run(tmp_path, seed, top1=0.5 + seed / 10, alpha_min=alpha) for seed, alpha in enumerate((1.0, 0.7))]
+    samples = {"fd": 12.0, "is": 2.0, "is_std": 0.1, "label_consistency": 0.75, "classifier_accuracy": 0.9, "mine": 3}
+    for run in runs:
+        append(run / GENERATION, measurement(200, samples, METADATA))
+    compare(monkeypatch, tmp_path, *runs, "--baseline", "1.0")
+    shown = capsys.readouterr().out
+    assert "Label consistency |" in shown.splitlines()[0]
+    assert "| 0.750 |" in shown.splitlines()[2]
+    find_line(shown, "compare.csv", "classifier_accuracy", "is_std", "mine", "tracked_accuracy")
+    rows = list(csv.DictReader((tmp_path / "compare.csv").open()))
+    recorded = {"tracked_accuracy", "val/top1", *samples}
+    for path in (run / "probes.jsonl", run / GENERATION):
+        recorded.update(*(point.values for point in read(path)))
+    assert {f"{name}_mean" for name in recorded} <= rows[0].keys()
+    assert (rows[0]["mine_mean"], rows[1]["mine_difference"], rows[1]["val/top1_mean"]) == ("3", "0", "0.6")
 
 
 def test_one_run_has_no_spread(tmp_path, monkeypatch, capsys):
@@ -121,7 +139,7 @@ def test_shares_are_columns_and_panels_and_a_collapse_into_the_mean_is_a_remark(
 
 
 def test_pearson_is_of_known_values_and_not_of_constant_or_few_ones(four):
-    points = [point for folder in four for point in Run.read(folder).evaluations]
+    points = [point for folder in four for point in FinishedRun.read(folder).evaluations]
     assert np.isnan(pearson(points[:2]))
     assert np.isnan(pearson([{ENTROPY: 1.0, BEST: i / 10} for i in range(5)]))
     assert pearson([*points, {ENTROPY: float("nan"), BEST: 0.5}]) == pearson(points)
@@ -131,7 +149,7 @@ def test_the_history_is_read_whatever_its_order(tmp_path):
     folder = a_run(tmp_path)
     lines = (folder / "probes.jsonl").read_text().splitlines()
     (folder / "probes.jsonl").write_text("\n".join([lines[2], lines[0], lines[1]]))
-    run = Run.read(folder)
+    run = FinishedRun.read(folder)
     assert [point["step"] for point in run.evaluations] == [60, 120, 180]
     assert [point[BEST] for point in run.evaluations] == [0.5, 0.6, 0.8]
     assert [point["images"] for point in run.evaluations] == [60 * 32, 120 * 32, 180 * 32]
@@ -161,7 +179,7 @@ def test_options_have_the_names_of_the_command_line():
 
 
 def test_any_option_compares(four, tmp_path):
-    runs = [Run.read(folder) for folder in four]
+    runs = [FinishedRun.read(folder) for folder in four]
     for by in ("alpha_min", "net.alpha_min", "model.init_args.net.init_args.alpha_min"):
         assert find_option(runs, by) == "model.net.alpha_min"
     assert find_option(runs, "net.schedule") == "model.net.schedule"
@@ -191,7 +209,7 @@ DIFFERENT = {
 @pytest.mark.parametrize("named", DIFFERENT)
 def test_what_differs_is_remarked(named, tmp_path):
     folders = [a_run(tmp_path), a_run(tmp_path, 1, **{"seed": 1, **DIFFERENT[named]})]
-    runs = [Run.read(folder) for folder in folders]
+    runs = [FinishedRun.read(folder) for folder in folders]
     actual = list(remarks(runs, "model.net.alpha_min"))
     find_line(actual, *(fragment.format(*folders) for fragment in named))
     assert all(remark.count("\n") == 0 for remark in actual)
@@ -200,7 +218,7 @@ def test_what_differs_is_remarked(named, tmp_path):
 
 
 def test_a_remark_names_few_runs(four, tmp_path):
-    runs = [Run.read(folder) for folder in [*four, a_run(tmp_path, 9, seed=7, batch_size=8)]]
+    runs = [FinishedRun.read(folder) for folder in [*four, a_run(tmp_path, 9, seed=7, batch_size=8)]]
     assert list(remarks(runs, "model.net.alpha_min")) == [
         f"data.batch_size differs: 32 in 4 runs; 8 in {runs[-1].folder}"
     ]
@@ -260,7 +278,7 @@ def test_an_experiment_stands_for_its_newest_training_not_for_a_validation(tmp_p
     validation = run.with_name("version_7")
     validation.mkdir()
     (validation / "config.yaml").write_text((run / "config.yaml").read_text())
-    assert Run.read(run.parent).folder == run
+    assert FinishedRun.read(run.parent).folder == run
 
 
 def test_any_value_of_an_option_is_compared(tmp_path, monkeypatch, capsys):

@@ -11,7 +11,7 @@ from run_folders import EVALUATIONS, a_run, compare, refused, shift_evaluations
 
 from uvit_decay.compare.differences import remarks
 from uvit_decay.compare.report import pearson
-from uvit_decay.compare.runs import BEST, EFFECTIVE_RANK, Run, group_by_options
+from uvit_decay.compare.runs import BEST, EFFECTIVE_RANK, FinishedRun, group_by_options
 from uvit_decay.plots import _final_curve
 
 
@@ -67,14 +67,14 @@ def test_a_curve_goes_through_means_with_bars_of_the_spread():
 
 
 def test_further_options_ascend(eight):
-    runs = [Run.read(folder) for folder in eight]
+    runs = [FinishedRun.read(folder) for folder in eight]
     groups = group_by_options(runs, ["model.net.dim", "model.net.alpha_min", "seed_everything"])
     assert list(groups)[:3] == [("16", "0.7", "0"), ("16", "0.7", "1"), ("16", "1.0", "0")]
     assert all(len(group) == 1 for group in groups.values())
 
 
 def test_the_rank_that_is_drawn_is_that_which_is_correlated(eight, tmp_path, monkeypatch, capsys):
-    points = [point for folder in eight for point in Run.read(folder).evaluations]
+    points = [point for folder in eight for point in FinishedRun.read(folder).evaluations]
     expected = np.corrcoef([point[EFFECTIVE_RANK] for point in points], [point[BEST] for point in points])[0, 1]
     assert pearson(points, EFFECTIVE_RANK) == pytest.approx(expected)
     assert pearson(points, EFFECTIVE_RANK) == pytest.approx(-pearson(points))
@@ -105,12 +105,12 @@ def test_ranks_of_class_tokens_and_ranks_under_their_former_names_are_read(tmp_p
         file = run / "probes.jsonl"
         text = file.read_text().replace("_effective_rank_exp", f"_{rank}").replace("_spectrum_entropy", f"_{entropy}")
         file.write_text(text)
-        assert Run.read(run).last == Run.read(pooled).last
-    assert [Run.read(run).ranked for run in (pooled, of_class)] == ["mean patch tokens", "class tokens"]
+        assert FinishedRun.read(run).last == FinishedRun.read(pooled).last
+    assert [FinishedRun.read(run).ranked for run in (pooled, of_class)] == ["mean patch tokens", "class tokens"]
 
 
 def test_an_absent_option_of_an_older_run_is_its_default(tmp_path):
     runs = [a_run(tmp_path, i, seed=i) for i in range(2)]
     text = (runs[0] / "config.yaml").read_text()
     (runs[0] / "config.yaml").write_text(text.replace("schedule: linear", "schedule: linear\n        newer: 3"))
-    assert list(remarks([Run.read(run) for run in runs], "model.net.alpha_min")) == []
+    assert list(remarks([FinishedRun.read(run) for run in runs], "model.net.alpha_min")) == []

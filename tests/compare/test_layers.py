@@ -14,7 +14,7 @@ from run_folders import a_run, compare, measurement, refused
 from uvit_decay import plots
 from uvit_decay.compare.differences import remarks
 from uvit_decay.compare.layers import ChosenProbes
-from uvit_decay.compare.runs import ENTROPY, KNN, NOISE_SHARE, PROBE, Run
+from uvit_decay.compare.runs import ENTROPY, KNN, NOISE_SHARE, PROBE, FinishedRun
 from uvit_decay.nn.intermediates import Layer
 from uvit_decay.representations.grid import Grid
 from uvit_decay.runs.history import PROBES, append
@@ -111,7 +111,7 @@ def test_the_grid_of_a_prober_is_read(tmp_path, report):
 
 
 def test_ranks_of_class_tokens_are_named(tmp_path):
-    run = Run.read(add_probes(a_run(tmp_path, metadata=None), ending="_of_cls"), ChosenProbes())
+    run = FinishedRun.read(add_probes(a_run(tmp_path, metadata=None), ending="_of_cls"), ChosenProbes())
     assert run.ranked == "class tokens"
     assert run.last[ENTROPY] == 1.0
 
@@ -136,7 +136,7 @@ def test_other_protocols_and_layers_are_remarks(arms, tmp_path):
     other = add_probes(a_run(tmp_path, 9, {}, metadata=None, seed=3), max_train=100)
     table = other / "probes_180" / "probes.csv"
     table.write_text("".join(line for line in table.open() if "blocks.1" not in line))
-    found = list(remarks([Run.read(run, ChosenProbes()) for run in (arms[2], other)]))
+    found = list(remarks([FinishedRun.read(run, ChosenProbes()) for run in (arms[2], other)]))
     assert len(found) == 2
     find_line(found, "max_train", 8000, 100)
     find_line(found, "0, 1, 2", "0, 1 in")

@@ -54,7 +54,7 @@ def test_runs_that_are_compared_are_counted(tmp_path, monkeypatch, capsys, often
         if folder.name == "b":
             raise UserError("no run")
 
-    monkeypatch.setattr("uvit_decay.compare.runs.Run.read", read)
+    monkeypatch.setattr("uvit_decay.compare.runs.FinishedRun.read", read)
     with pytest.raises(UserError, match="no run"):
         compare([tmp_path / "a", tmp_path / "b"], out=tmp_path / "out.png", chosen=ChosenProbes())
     assert lines_of(capsys)[-1].startswith("reading runs: 1/2 runs ")

@@ -14,7 +14,7 @@ from uvit_decay.runtime.progress import track
 
 if TYPE_CHECKING:
     from uvit_decay.compare.report import Groups
-    from uvit_decay.compare.runs import Run
+    from uvit_decay.compare.runs import FinishedRun
 
 TRAINING = ("step", "epoch", "images")  # values of --x that are no options
 LAYER = "layer"  # another one
@@ -68,7 +68,7 @@ def compare(
         report.save_csv(spreadsheet, names, table, differences)
         _save_figure(out, names, groups, ranked, x, options)
     print(f"{report.markdown(names, table)}\n")
-    for line in _explain(loaded, ranked):
+    for line in _explain(loaded, ranked, spreadsheet.name):
         print(line)
     if differences:
         print(f"\n{report.markdown(names, differences, 'pairs')}\n")
@@ -103,7 +103,7 @@ def _save_figure(out: Path, names: Sequence[str], groups: Groups, ranked: str, x
         figures.save_final_values(out, names, groups, options[1], ranked)
 
 
-def _explain(loaded: Sequence[Run], rank: str) -> Iterator[str]:
+def _explain(loaded: Sequence[FinishedRun], rank: str, spreadsheet: str) -> Iterator[str]:
     """Yield the lines below the table, which say how its values were measured."""
     from uvit_decay.compare import report
 
@@ -116,11 +116,14 @@ def _explain(loaded: Sequence[Run], rank: str) -> Iterator[str]:
     protocol = report.describe_metrics(loaded)
     if protocol:
         yield f"Metrics of samples: {protocol}."
+    left_out = report.list_left_out(loaded)
+    if left_out:
+        yield f"In {spreadsheet} alone: {', '.join(left_out)}."
 
 
 def _group(
-    loaded: Sequence[Run], by: str | None, x: str, baseline: str | None
-) -> tuple[list[str], list[str], dict[tuple[str, ...], list[Run]]]:
+    loaded: Sequence[FinishedRun], by: str | None, x: str, baseline: str | None
+) -> tuple[list[str], list[str], dict[tuple[str, ...], list[FinishedRun]]]:
     """Return the headings of the table, the options that runs are grouped by, and the groups.
 
     Without --by the groups are arms if the baseline is the name of one, otherwise values of alpha_min.
@@ -150,7 +153,7 @@ def _group(
     return names, options, groups
 
 
-def _find_options(loaded: Sequence[Run], by: str, x: str | None) -> tuple[list[str], list[str]]:
+def _find_options(loaded: Sequence[FinishedRun], by: str, x: str | None) -> tuple[list[str], list[str]]:
     """Return the names and the full names of the options of --by and --x.
 
     Raises:
@@ -166,21 +169,21 @@ def _find_options(loaded: Sequence[Run], by: str, x: str | None) -> tuple[list[s
     return [by, x], options
 
 
-def _read_runs(folders: Sequence[Path], chosen: ChosenProbes | None) -> list[Run]:
+def _read_runs(folders: Sequence[Path], chosen: ChosenProbes | None) -> list[FinishedRun]:
     """Return the runs in these folders; show how many are read if it takes long."""
-    from uvit_decay.compare.runs import Run
+    from uvit_decay.compare.runs import FinishedRun
 
-    runs: list[Run] = []
+    runs: list[FinishedRun] = []
     with track("reading runs", len(folders), "run", delay=PATIENCE) as work:
         for folder in folders:
-            runs.append(Run.read(folder, chosen))
+            runs.append(FinishedRun.read(folder, chosen))
             work.update()
     if chosen is not None:
         _check_times(runs)
     return runs
 
 
-def _check_times(runs: Sequence[Run]) -> None:
+def _check_times(runs: Sequence[FinishedRun]) -> None:
     """Raise a UserError if runs that are read layer by layer were probed at different noise levels."""
     first = runs[0]
     for run in runs:

@@ -3,7 +3,7 @@
 from uvit_decay.runtime.program import lazy
 
 MODULES = {
-    "Run": "runs",
+    "FinishedRun": "runs",
     "find_option": "runs",
     "group_by_options": "runs",
     "Row": "report",

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
 from uvit_decay.compare.differences import SEED, is_about_one_run
-from uvit_decay.compare.report import COLUMNS, Groups, Row, Spread
-from uvit_decay.compare.runs import Run, group_runs
+from uvit_decay.compare.report import Groups, Row, Spread, list_runs, list_values
+from uvit_decay.compare.runs import FinishedRun, group_runs
 from uvit_decay.runs.history import NUMBERED
 from uvit_decay.runtime.errors import UserError
 
@@ -23,7 +23,7 @@ ARM = "arm"  # heading of the names of arms
 OF_SEED = re.compile(r"(.+)[_-](?:s|seed)?_?(\d+)")
 
 
-def name_arm(run: Run) -> str:
+def name_arm(run: FinishedRun) -> str:
     """Return the arm of a run: the name of its experiment, without the run's seed at the end."""
     folder = run.folder.resolve()
     if NUMBERED.fullmatch(folder.name):
@@ -34,7 +34,7 @@ def name_arm(run: Run) -> str:
     return folder.name
 
 
-def group_by_arms(runs: Sequence[Run]) -> dict[tuple[str, ...], list[Run]]:
+def group_by_arms(runs: Sequence[FinishedRun]) -> dict[tuple[str, ...], list[FinishedRun]]:
     """Group runs by their arms, in the order in which these occur."""
     return group_runs(runs, lambda run: (name_arm(run),))
 
@@ -77,6 +77,7 @@ def compare_with_baseline(groups: Groups, baseline: str) -> list[Row]:
     if len(groups) == 1:
         raise UserError(f"--baseline {baseline}: all runs are {baseline}, there is nothing to compare with it")
     plain = _group_by_seed(groups[(baseline,)])
+    names = list_values(list_runs(groups))
     table = []
     for labels, runs in groups.items():
         if labels == (baseline,):
@@ -89,7 +90,7 @@ def compare_with_baseline(groups: Groups, baseline: str) -> list[Row]:
                 f"{', '.join(plain)}: pairs need a common seed"
             )
         differences = {}
-        for key in COLUMNS:
+        for key in names:
             values = [_mean(by_seed[seed], key) - _mean(plain[seed], key) for seed in seeds]
             differences[key] = Spread.of(values)
         pairs = [run for seed in seeds for run in by_seed[seed]]
@@ -97,10 +98,10 @@ def compare_with_baseline(groups: Groups, baseline: str) -> list[Row]:
     return table
 
 
-def _group_by_seed(runs: Sequence[Run]) -> Mapping[str, list[Run]]:
+def _group_by_seed(runs: Sequence[FinishedRun]) -> Mapping[str, list[FinishedRun]]:
     return group_runs(runs, lambda run: str(run.options.get(SEED)))
 
 
-def _mean(runs: Sequence[Run], key: str) -> float:
+def _mean(runs: Sequence[FinishedRun], key: str) -> float:
     """Return the mean of a value over runs of one seed; NaN if one of them does not have it."""
     return fmean(run.last.get(key, math.nan) for run in runs)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from uvit_decay.compare.runs import MEAN_SHARE, Run, group_runs
+from uvit_decay.compare.runs import MEAN_SHARE, FinishedRun, group_runs
 from uvit_decay.runs.history import GENERATION, PROBES
 
 SEED = "seed_everything"
@@ -15,7 +15,7 @@ ABOUT_ONE_RUN = (SEED, "model.seed", "data.seed", "ckpt_path")  # differ from ru
 LOGGERS = "trainer.logger"  # the options that begin so do, too
 
 
-def remarks(runs: Sequence[Run], *options: str) -> Iterator[str]:
+def remarks(runs: Sequence[FinishedRun], *options: str) -> Iterator[str]:
     """Yield a line for each difference between the runs besides the options and the seed, and for each doubtful run."""
     yield from _compare_settings(runs, options)
     yield from _remark_evaluations(runs)
@@ -29,7 +29,7 @@ def is_about_one_run(name: str) -> bool:
     return name in ABOUT_ONE_RUN or name.startswith(LOGGERS)
 
 
-def _compare_settings(runs: Sequence[Run], options: Sequence[str]) -> Iterator[str]:
+def _compare_settings(runs: Sequence[FinishedRun], options: Sequence[str]) -> Iterator[str]:
     """Yield a line for each other option whose value differs between the runs."""
     names: set[str] = set()
     for run in runs:
@@ -44,7 +44,7 @@ def _compare_settings(runs: Sequence[Run], options: Sequence[str]) -> Iterator[s
         yield from _compare_values(name, values)
 
 
-def _remark_evaluations(runs: Sequence[Run]) -> Iterator[str]:
+def _remark_evaluations(runs: Sequence[FinishedRun]) -> Iterator[str]:
     """Yield a line for each difference between the evaluations of the runs, and for collapsed features."""
     pools = {}
     first_steps = {}
@@ -71,7 +71,7 @@ def _remark_evaluations(runs: Sequence[Run]) -> Iterator[str]:
         yield f"{what}: {_names(collapsed)}"
 
 
-def _remark_layers(runs: Sequence[Run]) -> Iterator[str]:
+def _remark_layers(runs: Sequence[FinishedRun]) -> Iterator[str]:
     """Yield a line for each difference between the settings and layers of probes that are read layer by layer."""
     probed = {run: run.layers for run in runs if run.layers is not None}
     names = {name for layers in probed.values() for name in layers.protocol}
@@ -83,9 +83,9 @@ def _remark_layers(runs: Sequence[Run]) -> Iterator[str]:
     yield from _compare_values("the probed layers", numbers)
 
 
-def _remark_generation(runs: Sequence[Run]) -> Iterator[str]:
+def _remark_generation(runs: Sequence[FinishedRun]) -> Iterator[str]:
     """Yield a line for each difference between the protocols and steps of the runs' metrics of samples."""
-    protocols: dict[Run, dict[str, Any]] = {}
+    protocols: dict[FinishedRun, dict[str, Any]] = {}
     names: set[str] = set()
     early = []
     others = []
@@ -109,13 +109,13 @@ def _remark_generation(runs: Sequence[Run]) -> Iterator[str]:
         yield f"no {GENERATION}, so no metrics of samples, in {_names(others)}"
 
 
-def _find_duplicates(runs: Sequence[Run], options: Sequence[str]) -> Iterator[str]:
+def _find_duplicates(runs: Sequence[FinishedRun], options: Sequence[str]) -> Iterator[str]:
     """Yield a line for each combination of seed and options that more than one run has."""
     named = {"seed": SEED}
     for option in options:
         named[option] = option
 
-    def describe(run: Run) -> str:
+    def describe(run: FinishedRun) -> str:
         values = []
         for word, name in named.items():
             values.append(f"{word} {run.options.get(name)}")
@@ -126,7 +126,7 @@ def _find_duplicates(runs: Sequence[Run], options: Sequence[str]) -> Iterator[st
             yield f"{what} occurs {len(same)} times, so the spread is not the spread over seeds: {_names(same)}"
 
 
-def _compare_values(what: str, values: Mapping[Run, Any]) -> Iterator[str]:
+def _compare_values(what: str, values: Mapping[FinishedRun, Any]) -> Iterator[str]:
     """Yield one line if the runs have different values."""
     words = {}
     for run, value in values.items():
@@ -140,7 +140,7 @@ def _compare_values(what: str, values: Mapping[Run, Any]) -> Iterator[str]:
     yield f"{what} differs: {'; '.join(different)}"
 
 
-def _names(runs: Sequence[Run]) -> str:
+def _names(runs: Sequence[FinishedRun]) -> str:
     """Return the folders of at most three runs, or the number of runs."""
     if len(runs) > 3:
         return f"{len(runs)} runs"

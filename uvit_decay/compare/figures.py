@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from uvit_decay.compare.report import COLUMNS, RANKS, Groups, last_steps, list_runs, pearson, title_of
-from uvit_decay.compare.runs import BEST, KNN, MEAN_SHARE, NOISE_SHARE, OF_LAYERS, TOP1, Run, is_number
+from uvit_decay.compare.runs import BEST, KNN, MEAN_SHARE, NOISE_SHARE, OF_LAYERS, TOP1, FinishedRun, is_number
 from uvit_decay.evaluation.metric_table import collect_values
 from uvit_decay.plots import final_values, learning_curves
 from uvit_decay.runs.history import name_run
@@ -42,12 +42,12 @@ def save_curves(path: Path, by: str, groups: Groups, x: str, rank: str) -> None:
     learning_curves(path, histories, x, _panel_titles(every_run, rank), against, by, _entitle(every_run))
 
 
-def _entitle(runs: Sequence[Run]) -> str:
+def _entitle(runs: Sequence[FinishedRun]) -> str:
     """Return the title of a figure of these runs."""
     return f"{_name_runs(runs)}, last evaluation at step {last_steps(runs)}"
 
 
-def _name_runs(runs: Sequence[Run]) -> str:
+def _name_runs(runs: Sequence[FinishedRun]) -> str:
     """Return the names of a few runs, or the number of many."""
     if len(runs) > MOST_NAMED:
         return f"{len(runs)} runs"
@@ -66,7 +66,7 @@ def save_final_values(path: Path, names: Sequence[str], groups: Groups, option: 
     """
     every_run = list_runs(groups)
     shown = _panel_titles(every_run, rank)
-    if any(run.top1 is not None for run in every_run):
+    if any(TOP1 in run.validation for run in every_run):
         shown[TOP1] = "top-1 accuracy"
     numbers = all(is_number(run.options[option]) for run in every_run)
     curves: dict[str, dict[float | str, list[Mapping[str, float]]]] = {}
@@ -101,7 +101,7 @@ def save_layers(path: Path, by: str, groups: Groups, rank: str) -> None:
     final_values(path, curves, "features after layer", titles, by, title)
 
 
-def _panel_titles(runs: Sequence[Run], rank: str) -> dict[str, str]:
+def _panel_titles(runs: Sequence[FinishedRun], rank: str) -> dict[str, str]:
     """Return the values to draw and their titles: values of the probes or, without probes, metrics of samples."""
     measured: set[str] = set()
     for run in runs:

@@ -27,14 +27,15 @@ from uvit_decay.compare.runs import (
     ON_TEST,
     PROBE,
     TOP1,
-    Run,
+    FinishedRun,
 )
-from uvit_decay.evaluation.metric_table import collect_values, format_title
+from uvit_decay.evaluation.metric_table import CONSISTENCY, OF_LABELS, collect_values, format_title
 from uvit_decay.runtime.files import replacing
 
-Groups = Mapping[tuple[str, ...], Sequence[Run]]  # runs by the values of one option or two
+Groups = Mapping[tuple[str, ...], Sequence[FinishedRun]]  # runs by the values of one option or two
 RANKS = {"entropy": ENTROPY, "effective": EFFECTIVE_RANK}  # by the names of --rank
 WITHIN, POOLED = "r_within_runs", "r_over_all_evaluations"
+PLACES = ("step", "epoch", "images")  # of an evaluation in the training, not values
 FEWEST = 3  # evaluations; the correlation of two points is always 1 or -1
 COLUMNS = {  # value: title in the table, number of decimals; columns without any value are not shown
     TOP1: ("top-1", 3),
@@ -47,6 +48,7 @@ COLUMNS = {  # value: title in the table, number of decimals; columns without an
     MEAN_SHARE: ("share of the mean", 3),
     NOISE_SHARE: ("noise share", 3),
     **{key: (value.title, value.decimals) for key, value in collect_values().items()},
+    CONSISTENCY: (OF_LABELS.title, OF_LABELS.decimals),
     WITHIN: ("r within runs", 2),
     POOLED: ("r over all evaluations", 2),
 }
@@ -100,13 +102,13 @@ UNKNOWN = Spread(math.nan, math.nan)
 
 
 class Row(NamedTuple):
-    """A row of the table: a label for each option, its runs, and `cells`: keys of COLUMNS -> values.
+    """A row of the table: a label for each option, its runs, and `cells`: names of values -> values, see `list_values`.
 
     `count` is the number of runs or pairs of the row; a cell has fewer values if some of them lack it.
     """
 
     labels: tuple[str, ...]
-    runs: Sequence[Run]
+    runs: Sequence[FinishedRun]
     cells: Mapping[str, Spread]
     count: int
 
@@ -139,25 +141,39 @@ def rows(groups: Groups, rank: str = ENTROPY) -> list[Row]:
     """
     table = []
     labels: tuple[str, ...] = ()
+    every_run = list_runs(groups)
+    names = list_values(every_run)
     for labels, runs in groups.items():
         results = [run.last for run in runs]
         cells = {}
-        for key in COLUMNS:
+        for key in names:
             cells[key] = Spread.of([result.get(key, math.nan) for result in results])
         cells |= _correlations(runs, rank)
         table.append(Row(labels, runs, cells, len(runs)))
-    every_run = list_runs(groups)
     empty = [""] * (len(labels) - 1)
     table.append(Row(("all", *empty), every_run, _correlations(every_run, rank), len(every_run)))
     return table
 
 
-def list_runs(groups: Groups) -> list[Run]:
+def list_values(runs: Sequence[FinishedRun]) -> list[str]:
+    """Return the names of all values: first those of the table's columns, then the others that a run has recorded."""
+    return [*COLUMNS, *list_left_out(runs)]
+
+
+def list_left_out(runs: Sequence[FinishedRun]) -> list[str]:
+    """Return the names of the values that runs have recorded and the table leaves out."""
+    recorded: set[str] = set()
+    for run in runs:
+        recorded.update(run.last)
+    return sorted(recorded.difference(COLUMNS, PLACES))
+
+
+def list_runs(groups: Groups) -> list[FinishedRun]:
     """Return the runs of all groups, group by group."""
     return list(chain.from_iterable(groups.values()))
 
 
-def _correlations(runs: Sequence[Run], rank: str) -> dict[str, Spread]:
+def _correlations(runs: Sequence[FinishedRun], rank: str) -> dict[str, Spread]:
     """Return the correlations of rank and accuracy by their keys in COLUMNS."""
     within = []
     evaluations: list[Mapping[str, float]] = []
@@ -186,7 +202,7 @@ def pearson(points: Sequence[Mapping[str, float]], rank: str = ENTROPY) -> float
         return math.nan
 
 
-def title_of(value: str, runs: Sequence[Run]) -> str:
+def title_of(value: str, runs: Sequence[FinishedRun]) -> str:
     """Return the title of a value: a rank names its tokens, a distance names its feature extractor."""
     title = COLUMNS[value][0]
     tokens = set()
@@ -241,7 +257,7 @@ def _markdown_row(cells: Sequence[str]) -> str:
 
 
 def save_csv(path: Path, options: Sequence[str], table: Sequence[Row], differences: Sequence[Row] = ()) -> None:
-    """Write the table as CSV; each row includes the last step and the protocol of its metrics of samples.
+    """Write all recorded values as CSV; each row includes the last step and the protocol of its metrics of samples.
 
     Args:
         path: the file, which is replaced.
@@ -252,7 +268,8 @@ def save_csv(path: Path, options: Sequence[str], table: Sequence[Row], differenc
     text = io.StringIO()
     writer = csv.writer(text)
     header = [*options, "runs", "step"]
-    for key in COLUMNS:
+    names = list_values(table[-1].runs)
+    for key in names:
         header += [f"{key}_mean", f"{key}_std"]
         if differences:
             header += [f"{key}_difference", f"{key}_difference_error", f"{key}_pairs"]
@@ -260,7 +277,7 @@ def save_csv(path: Path, options: Sequence[str], table: Sequence[Row], differenc
     paired = {row.labels: row for row in differences}
     for row in table:
         line = [*row.labels, row.count, last_steps(row.runs)]
-        for key in COLUMNS:
+        for key in names:
             cell = row.cell(key)
             line += [_format_known(cell.mean), _format_known(cell.std)]
             if differences:
@@ -278,7 +295,7 @@ def _format_known(value: float) -> str:
     return f"{value:.6g}"
 
 
-def last_steps(runs: Sequence[Run]) -> str:
+def last_steps(runs: Sequence[FinishedRun]) -> str:
     """Return the steps of the runs' last evaluations as text: `2000`, or `1500 to 2000`."""
     steps = sorted({run.last_step for run in runs})
     if len(steps) == 1:
@@ -297,7 +314,7 @@ METRIC_SETTINGS = {  # name in a run's protocol: word in the summary
 }
 
 
-def describe_metrics(runs: Sequence[Run]) -> str:
+def describe_metrics(runs: Sequence[FinishedRun]) -> str:
     """Return the protocol of the metrics of samples as one line; an empty text if no run has such metrics."""
     common: dict[str, Any] | None = None
     for run in runs:

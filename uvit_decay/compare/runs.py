@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,6 +42,7 @@ OF_LAYERS = {  # scores of layers, by the names under which they are compared
     NOISE_SHARE: "noise_share",
 }
 TOKENS = {"mean": "mean patch tokens", "all": "mean tokens", "cls": "class tokens"}  # by the pool of probes
+VALIDATION = "val/"  # prefix of the values of validations in metrics.csv
 TOP1 = "val/top1"  # of classifiers
 MOST = 1e12  # beyond every measured value
 Key = TypeVar("Key")
@@ -49,7 +50,7 @@ OUTCOMES = ("measured_nfe", "remarks", "ceiling")  # metadata of samples that th
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class FinishedRun:
     """A training run.
 
     Args:
@@ -59,7 +60,7 @@ class Run:
         evaluations: the evaluations of the probes or, without probes, of the samples; at least one, in the order of
             their steps. Each has `step`, `epoch`, `images` and the values of the history; unknown values are NaN.
         generation: the last metrics of samples; None if there are none.
-        top1: last validation accuracy of a classifier, in [0, 1]; None for other networks.
+        validation: the last values of its validations, such as val/loss and a classifier's val/top1, in [0, 1].
         layers: scores of the last probes by layer, under the names of OF_LAYERS; None unless they were asked for. Then
             `evaluations` is their mean over the layers alone.
     """
@@ -69,11 +70,11 @@ class Run:
     ranked: str | None
     evaluations: Sequence[Mapping[str, float]]
     generation: Measurement | None
-    top1: float | None = None
+    validation: Mapping[str, float] = field(default_factory=dict)
     layers: LayerScores | None = None
 
     @classmethod
-    def read(cls, folder: Path, chosen: ChosenProbes | None = None) -> Run:
+    def read(cls, folder: Path, chosen: ChosenProbes | None = None) -> FinishedRun:
         """Read the files that train.py wrote to `folder`; in the folder of an experiment, its newest training.
 
         Args:
@@ -95,11 +96,11 @@ class Run:
         last = None
         if generation:
             last = generation[-1]
-        top1 = _last_top1(folder / METRICS)
+        validation = _read_validation(folder / METRICS)
         if chosen is not None:
             layers, tokens = _read_layers(folder, chosen)
             point = {BEST: math.nan, **layers.average(), "step": layers.step, "epoch": math.nan, "images": math.nan}
-            return cls(folder, options, tokens, [point], last, top1, layers)
+            return cls(folder, options, tokens, [point], last, validation, layers)
         probes = _read_history(folder / PROBES)
         if not (probes or generation):
             advice = (
@@ -112,7 +113,7 @@ class Run:
         if probes:
             ranked = _name_tokens(probes[-1].metadata, probes[-1].values)
         points = list(map(_make_point, probes or generation))
-        return cls(folder, options, ranked, points, last, top1)
+        return cls(folder, options, ranked, points, last, validation)
 
     @property
     def probed(self) -> bool:
@@ -126,12 +127,10 @@ class Run:
 
     @property
     def last(self) -> Mapping[str, float]:
-        """The values of the last evaluation, with the metrics of samples and `val/top1` as last measured."""
-        values = dict(self.evaluations[-1])
+        """The values of the last evaluation, with the metrics of samples and the validation as last measured."""
+        values = {**self.evaluations[-1], **self.validation}
         if self.generation is not None:
             values |= self.generation.values
-        if self.top1 is not None:
-            values[TOP1] = self.top1
         return values
 
     def has_part(self, option: str) -> bool:
@@ -213,19 +212,20 @@ def _check_shown(path: Path, generation: Iterable[Measurement]) -> None:
         raise UserError(f"{path} has {names} alone, which compare does not show: add LinearProbes")
 
 
-def _last_top1(path: Path) -> float | None:
-    """Return the last validation accuracy that was logged to metrics.csv; None if there is none."""
-    top1 = None
+def _read_validation(path: Path) -> dict[str, float]:
+    """Return the last value of everything that validations logged to metrics.csv; empty if there is nothing."""
+    last = {}
     with explain(f"{path} is damaged", ValueError):
         for _, values in read_rows(path):
-            if TOP1 in values:
-                top1 = float(values[TOP1])
-    if top1 is not None and not 0 <= top1 <= 1:
-        raise UserError(f"{path} is damaged: {TOP1} is {top1:g}")
-    return top1
+            for name, value in values.items():
+                if name.startswith(VALIDATION):
+                    last[name] = float(value)
+    if not 0 <= last.get(TOP1, 0.0) <= 1:
+        raise UserError(f"{path} is damaged: {TOP1} is {last[TOP1]:g}")
+    return last
 
 
-def find_option(runs: Sequence[Run], name: str, flag: str = "--by") -> str:
+def find_option(runs: Sequence[FinishedRun], name: str, flag: str = "--by") -> str:
     """Return the full name of an option, given by its last part or parts.
 
     Raises:
@@ -248,19 +248,19 @@ def find_option(runs: Sequence[Run], name: str, flag: str = "--by") -> str:
     return found[0]
 
 
-def group_by_options(runs: Sequence[Run], options: Sequence[str]) -> dict[tuple[str, ...], list[Run]]:
+def group_by_options(runs: Sequence[FinishedRun], options: Sequence[str]) -> dict[tuple[str, ...], list[FinishedRun]]:
     """Group runs by the values of options, in order: numbers before words.
 
     Values of the first option descend, because the paper's tables begin with the plain network; others ascend.
     """
 
-    def sort_key(run: Run) -> list[tuple[bool, float, str]]:
+    def sort_key(run: FinishedRun) -> list[tuple[bool, float, str]]:
         keys = []
         for number, option in enumerate(options):
             keys.append(_place(run.options[option], descending=number == 0))
         return keys
 
-    def labels(run: Run) -> tuple[str, ...]:
+    def labels(run: FinishedRun) -> tuple[str, ...]:
         return tuple(str(run.options[option]) for option in options)
 
     return group_runs(sorted(runs, key=sort_key), labels)
@@ -280,9 +280,9 @@ def is_number(value: object) -> bool:
     return type(value) in (int, float)
 
 
-def group_runs(runs: Iterable[Run], key: Callable[[Run], Key]) -> dict[Key, list[Run]]:
+def group_runs(runs: Iterable[FinishedRun], key: Callable[[FinishedRun], Key]) -> dict[Key, list[FinishedRun]]:
     """Group runs by a key; the keys are in the order of their first occurrence."""
-    groups: dict[Key, list[Run]] = {}
+    groups: dict[Key, list[FinishedRun]] = {}
     for run in runs:
         groups.setdefault(key(run), []).append(run)
     return groups
