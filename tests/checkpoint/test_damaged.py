@@ -149,7 +149,7 @@ WEIGHTS = [
         (replaced(torch.zeros(16, dtype=dtype)), ("norm.bias", dtype, "torch.float32"))
         for dtype in (torch.int8, torch.int64, torch.bool, torch.complex64)
     ),
-    (replaced(torch.zeros(1).expand(10**12)), ("changed.ckpt", "larger")),
+    (replaced(torch.zeros(1).expand(10**12)), ("changed.ckpt", "norm.bias")),
     (replaced(torch.zeros(16), "norm.bias"), ("changed.ckpt", "norm.bias")),
     (replaced(torch.zeros(2).to_sparse()), "changed.ckpt"),
     (replaced(torch.zeros(2, device="meta")), "changed.ckpt"),

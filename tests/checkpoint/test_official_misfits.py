@@ -45,7 +45,7 @@ UVITS = [
     (change_state(tiny(), alphas=zeros(0)), ("alphas", "(0,)")),
     (change_state(tiny(), alphas=torch.ones(10, dtype=torch.int64)), ("alphas", "torch.int64")),
     (change_state(tiny(), alphas=torch.ones(3)), "give --alpha-min"),
-    (change_state(tiny(), pos_embed=zeros(1).expand(1, 10**10 + 1, 16)), "larger"),
+    (change_state(tiny(), pos_embed=zeros(1).expand(1, 10**10 + 1, 16)), "pos_embed"),
 ]
 SITS = [
     (change_state(tiny_sit(), "final_layer.linear.weight"), "final_layer.linear.weight"),

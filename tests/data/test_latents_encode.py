@@ -22,7 +22,7 @@ from uvit_decay.data.latents.encode import describe
 from uvit_decay.data.latents.encode import encode as encode_listing
 from uvit_decay.data.listing import list_images
 from uvit_decay.data.reading import read
-from uvit_decay.images.autoencoder import Autoencoder
+from uvit_decay.images.autoencoder import NO_VARIANCE, Autoencoder, LatentSpace
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.tensor_files import load_tensors
 
@@ -154,6 +154,17 @@ def test_latents_that_are_not_finite_are_refused(image_dir, vae, tmp_path):
     plan = describe(listing, found.space, class_list=None, **settings)
     with raises_user_error("0 to 2", "float16", "--dtype bfloat16"):
         encode_listing(listing, plan, found, tmp_path / "x", 0, Processes())
+
+
+@pytest.mark.parametrize("value", [33.3, 100.7, -123.4])
+def test_a_constant_channel_has_a_deviation_of_0(value):
+    sums = manifests.Sums(LatentSpace("vae", "", scale=1.0, shift=0.0, channels=1, factor=8))
+    moments = torch.full((33, 2, 3, 3), value)
+    moments[:, 1] = NO_VARIANCE
+    sums.update(moments)
+    numbers, _ = manifests.statistics([sums])
+    assert numbers.mean == pytest.approx([value])
+    assert numbers.std == pytest.approx([0.0], abs=1e-5)
 
 
 def contents(folder):

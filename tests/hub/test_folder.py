@@ -36,7 +36,7 @@ from uvit_decay.commands.convert import main
 from uvit_decay.decay import DEPTH_ATTENTION, SHORTCUTS
 from uvit_decay.diffusion.noise_path import VP, DDPMLinear
 from uvit_decay.diffusion.sampling import Sampling
-from uvit_decay.hub.folder import build_pipeline
+from uvit_decay.hub.folder import UNFINISHED, build_pipeline
 from uvit_decay.hub.pipeline import name_code
 from uvit_decay.images.autoencoder import Autoencoder
 from uvit_decay.nn import SiT, UViT
@@ -215,6 +215,34 @@ def test_a_saved_pipeline_leaves_the_python_files_of_a_user(digits, tmp_path):
     opened(digits).save_pretrained(folder)
     assert mine.read_text() == "mine"
     assert not older.exists()
+
+
+class Killed(BaseException):
+    """In place of SIGKILL, which runs no code of the program."""
+
+
+@pytest.mark.parametrize("moved", [0, 1, 3])
+def test_an_export_that_was_killed_is_repeated_by_the_same_command(digits, tmp_path, monkeypatch, moved):
+    folder, move, left = tmp_path / "folder", Path.replace, iter(range(moved))
+
+    def die(path, target):
+        if path.parent.name == UNFINISHED and next(left, None) is None:
+            raise Killed
+        return move(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", die)
+        patch.setattr("uvit_decay.hub.folder._remove_written", lambda folder: None)
+        with pytest.raises(Killed):
+            export(BUNDLED, folder)
+    assert (folder / UNFINISHED).is_dir()
+    export(BUNDLED, folder)
+    names = [path.relative_to(digits) for path in digits.rglob("*")]
+    assert sorted(path.relative_to(folder) for path in folder.rglob("*")) == sorted(names)
+    (folder / UNFINISHED).mkdir()
+    (folder / "mine").touch()
+    with raises_user_error("mine"):
+        export(BUNDLED, folder)
 
 
 @pytest.mark.parametrize("limit", [100, 100_000], ids="at {} bytes".format)

@@ -9,7 +9,7 @@ from refusals import raises_user_error
 from safetensors.torch import save_file
 
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.tensor_files import load_tensors, save_tensors
+from uvit_decay.runtime.tensor_files import load_tensors, load_weights, save_tensors
 
 TENSORS = {
     "scalar": torch.tensor(3.5),
@@ -97,3 +97,12 @@ def test_a_file_too_large_to_be_mapped_is_refused(path):
             load_tensors(path)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def test_weights_may_share_memory(tmp_path):
+    weight = torch.arange(12.0).reshape(3, 4)
+    torch.save({"a": weight, "tied": weight, "first": weight[:2]}, tmp_path / "x.pth")
+    loaded = load_weights(tmp_path / "x.pth", "weights")
+    assert torch.equal(loaded["a"], weight)
+    assert torch.equal(loaded["tied"], weight)
+    assert torch.equal(loaded["first"], weight[:2])

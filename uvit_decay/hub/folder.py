@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import asdict, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from shutil import rmtree
 
 import torch
 from huggingface_hub import ModelCard as Readme
@@ -22,7 +22,7 @@ from uvit_decay.checkpoint.options import Weights
 from uvit_decay.data.classes import synonyms
 from uvit_decay.hub.bundle import bundle
 from uvit_decay.hub.denoiser import DecayedDenoiser, SiTDenoiser, UViTDenoiser
-from uvit_decay.hub.pipeline import DecayPipeline, code_of, write_files
+from uvit_decay.hub.pipeline import COMPONENT, DecayPipeline, code_of, is_own_code, write_files
 from uvit_decay.images.autoencoder import Autoencoder, decoder
 from uvit_decay.runtime.errors import UserError, escape_unprintable, explain
 from uvit_decay.runtime.files import LOCK, check_writable, claim_paths, writing
@@ -30,6 +30,8 @@ from uvit_decay.runtime.tensor_files import load_tensors, save_tensors
 from uvit_decay.runtime.typed import check_types
 
 README = "README.md"
+VAE = "vae"  # folder of the autoencoder
+UNFINISHED = ".unfinished"  # folder in which an export prepares its files; a killed export leaves it
 TAG = "decayed-identity-shortcuts"  # in the metadata of README.md
 TEMPLATE = Path(__file__).with_name("card.md.j2")
 TASK = "unconditional-image-generation"  # the Hub's only task for images without text, also for classes
@@ -47,7 +49,7 @@ def export_folder(
 
     Args:
         source: a checkpoint of a denoiser.
-        target: a new or empty folder.
+        target: a new or empty folder, or one in which an export was killed.
         weights: the set of weights; None takes EMA weights if the checkpoint has them.
         vae: folder or hub id of the autoencoder; None takes the one of the checkpoint.
         license: short name of the licence on the Hub, for README.md.
@@ -73,7 +75,9 @@ def export_folder(
 
 
 def _check_empty(folder: Path) -> None:
-    """Raise a UserError if a claimed folder holds anything."""
+    """Remove what a killed export left in a claimed folder; raise a UserError if it holds anything else."""
+    if (folder / UNFINISHED).is_dir():
+        _remove_written(folder)
     for path in sorted(folder.iterdir()):
         if path.name != LOCK:
             raise UserError(
@@ -81,22 +85,36 @@ def _check_empty(folder: Path) -> None:
             )
 
 
+def _remove_written(folder: Path) -> None:
+    """Remove the files that an export writes into a folder, and then the folder in which it prepares them."""
+    for path in folder.iterdir():
+        if path.name in (README, INDEX) or is_own_code(path):
+            path.unlink()
+    for name in (COMPONENT, VAE, UNFINISHED):
+        if (folder / name).is_dir():
+            rmtree(folder / name)
+
+
 def _write_folder(target: Path, checkpoint: Checkpoint, pipeline: DecayPipeline, readme: Readme) -> None:
     """Write all files into an empty folder; an error leaves it empty."""
-    hidden = TemporaryDirectory(prefix=".partial.", dir=target, ignore_cleanup_errors=True)
+    folder = target / UNFINISHED
     disk_errors = explain(f"cannot write {target}", SafetensorError)  # safetensors' error for a full disk
-    with writing(target), disk_errors, hidden as name:
-        folder = Path(name)
-        pipeline.save_pretrained(folder)
-        # diffusers' file of weights is written again, with the model card and checksums.
-        metadata, state = load_tensors(folder / WEIGHTS, verify=False)
-        card = replace(checkpoint.card, latents=pipeline.denoiser.space)
-        save_tensors(folder / WEIGHTS, state, {**metadata, KEY: json.dumps(card.to_dict())})
-        write_files(folder, code_of(type(pipeline)), bundle(type(pipeline.denoiser)))
-        readme.save(folder / README)
-        # The index comes last: diffusers does not load a folder without it.
-        for entry in sorted(folder.iterdir(), key=lambda entry: entry.name == INDEX):
-            entry.replace(target / entry.name)
+    with writing(target), disk_errors:
+        try:
+            pipeline.save_pretrained(folder)
+            # diffusers' file of weights is written again, with the model card and checksums.
+            metadata, state = load_tensors(folder / WEIGHTS, verify=False)
+            card = replace(checkpoint.card, latents=pipeline.denoiser.space)
+            save_tensors(folder / WEIGHTS, state, {**metadata, KEY: json.dumps(card.to_dict())})
+            write_files(folder, code_of(type(pipeline)), bundle(type(pipeline.denoiser)))
+            readme.save(folder / README)
+            # The index comes last: diffusers does not load a folder without it.
+            for entry in sorted(folder.iterdir(), key=lambda entry: entry.name == INDEX):
+                entry.replace(target / entry.name)
+            folder.rmdir()
+        except BaseException:
+            _remove_written(target)
+            raise
 
 
 def build_pipeline(checkpoint: Checkpoint, autoencoder: Autoencoder | None = None) -> DecayPipeline:

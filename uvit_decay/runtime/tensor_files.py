@@ -79,8 +79,10 @@ def load_tensors(path: Path, verify: bool = True) -> tuple[dict[str, str], dict[
 
 
 def has_values(tensor: Tensor) -> bool:
-    """Return whether a tensor of a file has values in memory, one for each index."""
-    return tensor.layout == torch.strided and not tensor.is_meta and not tensor.is_nested and not tensor.is_quantized
+    """Return whether a tensor of a file has values in memory, one for each index; tensors may share them."""
+    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_nested or tensor.is_quantized:
+        return False
+    return tensor.nbytes <= tensor.untyped_storage().nbytes()
 
 
 def damage_error(path: Path, what: str) -> UserError:
@@ -138,7 +140,7 @@ class TorchFile:
         that was read or compared before is not read again.
 
         Raises:
-            UserError: the file is damage_error, or could run code.
+            UserError: the file is damaged, or could run code.
         """
         try:
             if self._zipped and not self._compared:
@@ -238,11 +240,10 @@ def load_weights(path: Path, whose: str) -> dict[str, Tensor]:
 
 
 def check_weights(path: Path, state: Mapping[str, Tensor]) -> None:
-    """Raise a UserError if weights of the file `path` are not plain tensors, not finite, or larger than the file."""
-    plain = all(has_values(value) for value in state.values())
-    if not plain or sum(value.nbytes for value in state.values()) > path.stat().st_size:
-        raise UserError(f"{path} is damaged: its weights are not plain tensors, or larger than the file")
+    """Raise a UserError if weights of the file `path` are not plain tensors, see `has_values`, or not finite."""
     for name, value in state.items():
+        if not has_values(value):
+            raise UserError(f"{path} is damaged: its {name} is not a plain tensor with a value for each index")
         if value.is_floating_point() and not value.float().isfinite().all():
             raise UserError(f"{path}: its {name} holds NaN or infinite values, no network works with it")
 

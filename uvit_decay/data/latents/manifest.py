@@ -266,7 +266,8 @@ def statistics(shards: Sequence[Sums]) -> tuple[Statistics, list[list[float]]]:
     channels = len(variance)
     cells = gram[channels, channels]
     mean = gram[channels, :channels] / cells
-    std = ((gram.diagonal()[:channels] + variance) / cells - mean.square()).sqrt()
+    spread = (gram.diagonal()[:channels] + variance) / cells - mean.square()
+    std = spread.clamp(min=0).sqrt()  # rounding can make the variance of a constant channel negative
     rgb = torch.linalg.pinv(gram, hermitian=True) @ cross
     return Statistics(tuple(mean.tolist()), tuple(std.tolist())), rgb.tolist()
 
