@@ -401,3 +401,44 @@ def test_cifar10_is_written_as_the_class_folders_that_studies_read(tmp_path, mon
         assert [path.parent.name for path in files] == [official.class_names[label] for label in labels]
         read = np.stack([np.asarray(Image.open(path)) for path in files])
         assert np.array_equal(read, pixels.permute(0, 2, 3, 1).numpy())
+
+
+PROGRAM = """
+import json, pathlib, sys
+import numpy as np, torch
+from PIL import Image
+value = {value}
+out = pathlib.Path(sys.argv[1])
+torch.save({{"state_dict": {{"w": torch.tensor([1.0, value])}}, "settings": {{"lr": value}}}}, out / "w.ckpt")
+np.savez(out / "a.npz", a=np.array([value, 2.0]))
+Image.new("L", (2, 2), int(value)).save(out / "p.png")
+(out / "t.csv").write_text(f"loss,seconds\\n{{value}},{{value}}")
+(out / "t.jsonl").write_text(json.dumps({{"fd": value, "nan": float("nan"), "host": value}}))
+"""
+
+
+@pytest.mark.slow
+def test_same_numbers_names_the_values_of_two_checkouts_that_differ(tmp_path, capsys):
+    from benchmarks.same_numbers import Row, compare_checkouts
+
+    for name, value in (("old", 3.0), ("same", 3.0), ("other", 4.0)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "program.py").write_text(PROGRAM.format(value=value))
+    row = Row("row", "{checkout}/program.py {out}", ("w.ckpt", "a.npz", "p.png", "t.csv", "t.jsonl"))
+    assert compare_checkouts([row], tmp_path / "old", tmp_path / "same", tmp_path / "out") == 0
+    capsys.readouterr()
+    assert compare_checkouts([row], tmp_path / "old", tmp_path / "other", tmp_path / "out") == 1
+    lines = capsys.readouterr().out.splitlines()[-5:]
+    named = ("w.ckpt: state_dict.w", "a.npz: a", "p.png: pixels", "t.csv: [0].loss", "t.jsonl: [0].fd")
+    assert all(any(name in line for line in lines) for name in named)  # and nothing else
+    (tmp_path / "other" / "program.py").write_text("raise SystemExit('no such flag')")
+    assert compare_checkouts([row], tmp_path / "old", tmp_path / "other", tmp_path / "out") == 1
+    assert "no such flag" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_same_numbers_runs_a_command_in_two_checkouts(tmp_path, capsys):
+    from benchmarks.same_numbers import main
+
+    assert main([str(ROOT), str(ROOT), "--only", "sample the bundled CIFAR-10 network", "--out", str(tmp_path)]) == 0
+    assert "12292 values  same" in capsys.readouterr().out
