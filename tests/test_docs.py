@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from small_training import CLASSIFIER
 
 from uvit_decay.compare.differences import remarks
-from uvit_decay.compare.runs import BEST, ENTROPY, KNN, ON_TEST, Run
+from uvit_decay.compare.runs import BEST, ENTROPY, KNN, ON_TEST, FinishedRun
 from uvit_decay.images.io import save_npz
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -167,7 +167,7 @@ def run(words: list[str], workspace: Path, programs: Launcher, monkeypatch) -> N
 @pytest.mark.slow
 def test_compare_reads_what_train_leaves(workspace):
     folders = [workspace / "runs" / "digits" / f"version_{seed}" for seed in (0, 1)]
-    runs = [Run.read(folder) for folder in folders]
+    runs = [FinishedRun.read(folder) for folder in folders]
     assert [[point["step"] for point in run.evaluations] for run in runs] == [[15, 30]] * 2
     assert runs[0].evaluations[-1]["epoch"] == pytest.approx(30 / 44)  # 1437 digits, 44 whole batches of 32
     assert all(

@@ -14,7 +14,7 @@ from conftest import ROOT, leaves, sample, train
 from hub_folders import own_modules, seed_generator, stack_pictures  # noqa: F401
 
 from uvit_decay.checkpoint import load, read_training_checkpoint
-from uvit_decay.compare.runs import Run
+from uvit_decay.compare.runs import FinishedRun
 from uvit_decay.data.latents import manifest
 from uvit_decay.data.latents.shards import LatentSet
 from uvit_decay.evaluation.statistics_file import StatisticsFile
@@ -129,7 +129,7 @@ def test_histories_are_read(files):
     assert values["tracked_effective_rank_exp"] > 1
     assert values["tracked_spectrum_entropy"] >= 0
     assert not {"tracked_effective_rank", "tracked_dimensions"} & values.keys()
-    found = Run.read(run)
+    found = FinishedRun.read(run)
     assert (found.last_step, found.options["model.net.dim"]) == (4, 8)
 
 

@@ -18,7 +18,7 @@ from PIL import Image
 from run_folders import a_run
 
 from uvit_decay.commands.cli import CLI
-from uvit_decay.compare.runs import Run
+from uvit_decay.compare.runs import FinishedRun
 from uvit_decay.data import Images
 from uvit_decay.data.decoding import Box, Decoding, decode_box
 
@@ -118,7 +118,7 @@ def make_run(folder: Path, sources: Sources) -> None:
 
 
 def read_run(folder: Path, file: Path) -> Any:
-    run = Run.read(folder / "run")
+    run = FinishedRun.read(folder / "run")
     return [run.options, run.last, run.protocol, run.last_step]
 
 
