@@ -148,7 +148,7 @@ def test_latents_of_the_same_images_are_found(encoded, tmp_path):
     assert data.overlap
 
 
-@pytest.mark.parametrize(("holdout", "flags"), [(0.05, ("--data.holdout 0.25", "--test")), (0.95, ("--data.holdout",))])
+@pytest.mark.parametrize(("holdout", "flags"), [(0.05, ("`holdout` 0.25", "`test_path`")), (0.95, ("`holdout`",))])
 def test_a_holdout_that_leaves_a_part_empty_names_images_per_class(tmp_path, holdout, flags):
     data = Images(str(tree(tmp_path, NAMES)), holdout=holdout, image_size=8, batch_size=2)
     with pytest.raises(UserError) as caught:

@@ -110,7 +110,7 @@ def test_labels_without_names_are_sorted(tmp_path, kind, labels, expected):
         ({"test_path": "x"}, ("--data.test_split",)),
         ({"labels": "folders"}, ("--data.label_column",)),
         ({"test_files": "x"}, ("--data.files",)),
-        ({"holdout": 0.01}, ("--data.holdout",)),
+        ({"holdout": 0.01}, ("`holdout`",)),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_flag(saved, options, words):

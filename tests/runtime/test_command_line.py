@@ -10,6 +10,7 @@ import pytest
 from refusals import raises_user_error
 
 from uvit_decay.runtime.command_line import Bounds, check_bounds, parse, respell, run
+from uvit_decay.runtime.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -119,8 +120,20 @@ def test_a_wrong_option_is_one_line(words, message):
 
 
 def test_bounds_hold_without_a_command_line():
-    with raises_user_error("--seed", 0):
+    with raises_user_error("`seed`", 0):
         Sampling(seed=-1)
+
+
+def test_errors_name_the_flags_of_the_arguments():
+    """The flag of a parameter may have another name; an argument that is no option keeps its name."""
+
+    def draw(*, images: Annotated[int, "--pictures"] = 1, batch_size: int = 1, clip: bool | None = None):
+        raise UserError("with `batch_size`, `clip` and `holdout`", argument="images")
+
+    with raises_user_error("`images`: with `batch_size`, `clip` and `holdout`"):
+        draw()
+    with raises_user_error("--pictures: with --batch-size, --clip and `holdout`"):
+        parse(draw, [])()
 
 
 def test_a_usage_error_is_one_line_and_exit_code_2(monkeypatch, capsys):

@@ -85,5 +85,5 @@ def test_ctrl_c_within_a_global_batch_finishes_its_step(tmp_path):
 
 @pytest.mark.parametrize("size", [None, 8])
 def test_accumulation_that_lightning_would_divide_wrongly_is_refused(tmp_path, size):
-    with raises_user_error("--trainer.accumulate_grad_batches 2", "--data.device_batch_size"):
+    with raises_user_error("`accumulate_grad_batches` 2", "`device_batch_size`"):
         fit(tmp_path, max_steps=1, data=in_pieces(size), accumulate_grad_batches=2)

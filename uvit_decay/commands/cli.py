@@ -28,6 +28,7 @@ from uvit_decay.commands.budget import describe_longer, find_steps
 from uvit_decay.commands.checks import Parser, check_nodes, check_values, limit, locate
 from uvit_decay.commands.complete import complete
 from uvit_decay.commands.fit_help import SUBCOMMANDS
+from uvit_decay.commands.flags import find_flag
 from uvit_decay.data import ImageData
 from uvit_decay.doctor import Run
 from uvit_decay.nn import ImageNetwork  # noqa: F401  imports all networks, for the same reason
@@ -46,7 +47,7 @@ from uvit_decay.runs.resume import Start, resume
 from uvit_decay.runtime.command_line import Parser as OneLineParser
 from uvit_decay.runtime.concurrency import keep_freed_memory
 from uvit_decay.runtime.distributed import destroy_group, others_needed
-from uvit_decay.runtime.errors import RunEnded, UserError, explain, one_line
+from uvit_decay.runtime.errors import RunEnded, UserError, explain, name_flags, one_line
 from uvit_decay.runtime.files import check_writable
 from uvit_decay.runtime.instantiate import Trusted
 from uvit_decay.runtime.precision import FLOAT16, product_ratio, trains_in_bf16
@@ -88,6 +89,16 @@ class CLI(LightningCLI):
     _digests: dict[str, str] | None = None  # of `digest_files`, from the first dump of the settings
 
     writes = True  # whether the command writes to the run folder
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        with name_flags(self._find_flag):
+            super().__init__(*args, **options)
+
+    def _find_flag(self, name: str, error: UserError) -> str | None:
+        """Return the flag of an argument that an error names; the parser's own errors name flags already."""
+        if not hasattr(self, "config"):
+            return None
+        return find_flag(self.config[self.config.subcommand].as_dict(), name, error)
 
     @classmethod
     def run(cls, words: list[str], began: float | None = None) -> None:

@@ -141,7 +141,7 @@ def import_latents(
     from uvit_decay.data.latents.convert import convert, describe
     from uvit_decay.data.latents.foreign import open_foreign
 
-    check_numbers("(0, inf)", **{"--scale": 1.0 if scale is None else scale})
+    check_numbers("(0, inf)", scale=1.0 if scale is None else scale)
     with track():
         latents = open_foreign(source)
         manifest = describe(source, latents, vae, scale, image_size, classes, dtype, shard_size)

@@ -164,7 +164,7 @@ class ImageData(LightningDataModule):
         if self.train is None:
             self.load()
         if stage == "validate" and self.test is None:
-            raise UserError("validate needs test data; set --data.test_path or, if the data set has it, --data.holdout")
+            raise UserError("validate needs test data; set `test_path` or, if the data set has it, `holdout`")
         sampler = self._train_sampler()  # checks the batch size before any slow work
         if stage == "fit" and self.trainer is not None:
             _ = self.fingerprint  # computed from the images as they are now, not at the first checkpoint
@@ -182,7 +182,7 @@ class ImageData(LightningDataModule):
         configured = self.trainer.accumulate_grad_batches
         self.micro_batches = sampler.micro_batches
         if configured != 1:
-            raise UserError(f"--trainer.accumulate_grad_batches {configured}: set --data.device_batch_size instead")
+            raise UserError(f"`accumulate_grad_batches` {configured}: set `device_batch_size` instead")
         self.trainer.accumulate_grad_batches = sampler.micro_batches
         self._count_micro_batches(sampler)
         images = sampler.share // sampler.micro_batches

@@ -315,12 +315,12 @@ class Images(ImageData):
             counts: number of images per class.
             held_out: number of held-out images per class; it may be shorter if the last classes have none.
         """
-        what = f"holdout {self.holdout:g} is a share of each class, and with {_range(counts)} images per class it"
-        other = "or give other test images with --data.test_path (--test in evaluate.py)"
+        what = f"`holdout` {self.holdout:g} is a share of each class, and with {_range(counts)} images per class it"
+        other = "or give other test images with `test_path`"
         if held_out.sum() == 0:
-            raise UserError(f"{what} holds out no image; set --data.holdout {1 / counts.max():.2g} or more, {other}")
+            raise UserError(f"{what} holds out no image; set `holdout` {1 / counts.max():.2g} or more, {other}")
         if held_out.sum() == counts.sum():
-            raise UserError(f"{what} leaves no image for training; set a lower --data.holdout, {other}")
+            raise UserError(f"{what} leaves no image for training; set a lower `holdout`, {other}")
         padded = np.pad(held_out, (0, len(counts) - len(held_out)))
         tested = padded[counts > 0] > 0
         if not tested.all():

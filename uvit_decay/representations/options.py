@@ -162,11 +162,11 @@ class Classification(ProtocolOptions):
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
-            raise UserError(f"--temperature must be positive, got {self.temperature:g}")
+            raise UserError(f"must be positive, got {self.temperature:g}", argument="temperature")
         if self.uniform and self.temperature != Classification.temperature:
-            raise UserError("--temperature: with --knn-uniform all votes are equal; leave one of the two out")
+            raise UserError("with `uniform` all votes are equal; leave one of the two out", argument="temperature")
         if self.time is not None:
-            check_numbers("(0, 1)", **{"--time": self.time})
+            check_numbers("(0, 1)", time=self.time)
         super().__post_init__()
 
 

@@ -34,7 +34,7 @@ from functools import partial
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
-from uvit_decay.runtime.errors import UserError, check_whole, user_errors
+from uvit_decay.runtime.errors import UserError, check_whole, name_flags, user_errors
 from uvit_decay.runtime.program import check_launcher_variables, localise, quiet_libraries
 from uvit_decay.runtime.suggestions import did_you_mean
 
@@ -123,7 +123,24 @@ def parse(
         used, function = subparsers[name], commands[name]
     if unknown:
         used.error(f"unrecognized arguments: {' '.join(unknown)}")
-    return _call(function, given)
+    flags = _list_flags(used)
+
+    def find_flag(name: str, error: UserError) -> str | None:
+        return flags.get(name)
+
+    with name_flags(find_flag):
+        call = _call(function, given)
+    return partial(name_flags(find_flag)(call.func), **call.keywords)
+
+
+def _list_flags(parser: argparse.ArgumentParser) -> dict[str, str]:
+    """Return the flags of the options by the names of the parameters."""
+    flags = {}
+    for action in parser._actions:
+        if action.option_strings:
+            is_switch = isinstance(action, argparse.BooleanOptionalAction)  # --clip and --no-clip
+            flags[action.dest] = action.option_strings[0 if is_switch else -1]
+    return flags
 
 
 def respell(args: Sequence[str], old: str, new: str) -> list[str]:
@@ -141,7 +158,7 @@ def check_bounds(owner: Any, values: Mapping[str, Any]) -> None:
         _, notes = _plain(hint)
         for note in notes:
             if isinstance(note, Bounds) and values.get(name) is not None:
-                check_whole(note.least, note.most, **{_flag(name): values[name]})
+                check_whole(note.least, note.most, **{name: values[name]})
 
 
 def _call(owner: Any, given: Mapping[str, Any]) -> Callable[[], Any]:

@@ -5,7 +5,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Real
 from pathlib import Path
@@ -15,6 +15,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # errors of a 
 # Errors of a path that leads nowhere.
 CLOSED = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP)
 UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters, and bytes that are not UTF-8
+ARGUMENT = re.compile(r"`([a-z]\w*)`")  # the name of an argument in a message
 LONGEST = 2000  # characters of a message
 MOST_SEED = 2**32 - 1  # numpy's and Lightning's limit
 PREEMPTED = 85  # exit code of a run that saved because it was warned; free of other meanings, for scripts that requeue
@@ -29,9 +30,15 @@ class UserError(Exception):
     """An error in the user's input, with a message of one line: what is wrong, where, and how to fix it.
 
     Not a ValueError, which jsonargparse would catch and wrap in a longer message.
+
+    Args:
+        message: the line. It names arguments as Python does, in backticks; programs print their flags instead.
+        argument: the argument at fault, with which the line begins.
     """
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, argument: str = "") -> None:
+        if argument:
+            message = f"`{argument}`: {message}"
         if message.startswith("Caught UserError in "):  # torch adds the traceback of a reader process
             message = message.rpartition("UserError: ")[2].strip()
         # Names from files may contain line breaks, sequences that steer a terminal, or a megabyte.
@@ -56,6 +63,25 @@ ENDS: dict[type[KeyboardInterrupt], tuple[str, int]] = {  # last line and exit c
     Terminated: ("terminated", 128 + signal.SIGTERM),
     Preempted: (f"preempted: exit code {PREEMPTED} asks for the same command again", PREEMPTED),
 }
+
+
+@contextmanager
+def name_flags(find_flag: Callable[[str, UserError], str | None]) -> Iterator[None]:
+    """Replace the names of arguments in a UserError of the body by flags.
+
+    Args:
+        find_flag: function (name, error) -> flag of a program; None if it has no such flag, then the name stays.
+    """
+    try:
+        yield
+    except UserError as error:
+        message = str(error)
+        for name in ARGUMENT.findall(message):
+            flag = find_flag(name, error)
+            if flag is not None:
+                message = message.replace(f"`{name}`", flag)
+        error.args = (message,)
+        raise
 
 
 def one_line(error: BaseException) -> str:
@@ -87,7 +113,7 @@ def check_whole(least: int, most: int = 2**31 - 1, **numbers: int | None) -> Non
     """Raise a UserError that names the first of `numbers` that is not an int from `least` to `most`."""
     for name, number in numbers.items():
         if type(number) is not int or not least <= number <= most:
-            raise UserError(f"{name} must be a whole number from {least} to {most}, got {_shorten(number)}")
+            raise UserError(f"`{name}` must be a whole number from {least} to {most}, got {_shorten(number)}")
 
 
 def _shorten(number: object) -> str:
@@ -107,7 +133,7 @@ def check_numbers(interval: str, **numbers: float) -> None:
     for name, number in numbers.items():
         is_number = isinstance(number, Real) and not isinstance(number, bool)
         if not (is_number and low <= number <= high and number not in open_ends):
-            raise UserError(f"{name} must lie in {interval}, got {_shorten(number)}")
+            raise UserError(f"`{name}` must lie in {interval}, got {_shorten(number)}")
 
 
 def check_choice(known: Any, **values: object) -> None:
@@ -115,7 +141,7 @@ def check_choice(known: Any, **values: object) -> None:
     names = get_args(known) or tuple(known)
     for name, value in values.items():
         if not (isinstance(value, str) and value in names):
-            raise UserError(f"{name} must be {' or '.join(names)}, got {value!r}")
+            raise UserError(f"`{name}` must be {' or '.join(names)}, got {value!r}")
 
 
 def require_shape(shape: Sequence[int], **tensors: Any) -> None:

@@ -1,0 +1,61 @@
+"""Errors of arguments name the flags of train.py."""
+
+import pytest
+from conftest import train
+from refusals import find_line, refused
+
+from uvit_decay.commands.flags import find_flag
+from uvit_decay.runtime.errors import UserError
+
+CONFIG = {
+    "seed_everything": 0,
+    "data": {"class_path": "uvit_decay.data.Images", "init_args": {"path": "pictures", "holdout": 0.1}},
+    "model": {
+        "class_path": "uvit_decay.tasks.DiffusionTask",
+        "init_args": {"path": None, "optim": {"lr": 1e-4}, "net": {"class_path": "UViT", "init_args": {"dim": 8}}},
+    },
+    "trainer": {"callbacks": [{"class_path": "EMA", "init_args": {"decay": 0.9}}, {"class_path": "Summary"}]},
+}
+
+
+class Images:
+    def fail(self):
+        raise UserError("no such folder", argument="path")
+
+
+class Folder(Images):
+    """A subclass, as the data modules of a user."""
+
+
+def raised(call):
+    try:
+        call()
+    except UserError as error:
+        return error
+    return pytest.fail("no error")
+
+
+@pytest.mark.parametrize(
+    ("name", "flag"),
+    [
+        ("holdout", "--data.holdout"),
+        ("lr", "--model.optim.lr"),
+        ("dim", "--model.net.dim"),
+        ("decay", "--trainer.callbacks.decay"),
+        ("seed_everything", "--seed_everything"),
+        ("path", None),  # of the data and of the task
+        ("magic", None),
+    ],
+)
+def test_an_argument_has_its_flag(name, flag):
+    assert find_flag(CONFIG, name, UserError("wrong")) == flag
+
+
+def test_of_two_arguments_the_error_means_the_one_of_the_object_that_raised_it():
+    assert find_flag(CONFIG, "path", raised(Folder().fail)) == "--data.path"
+
+
+def test_a_run_names_the_flag(tmp_path, monkeypatch, capsys):
+    flags = ["--trainer.accumulate_grad_batches=2", "--trainer.max_steps=1"]
+    line = refused(capsys, train, monkeypatch, tmp_path, "fit", *flags)
+    find_line(line, "--trainer.accumulate_grad_batches 2", "--data.device_batch_size")
