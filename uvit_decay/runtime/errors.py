@@ -148,7 +148,7 @@ def require_shape(shape: Sequence[int], **tensors: Any) -> None:
     """Raise a UserError that names the first of `tensors` with another shape, which operations might broadcast."""
     for name, tensor in tensors.items():
         if tensor.shape != tuple(shape):
-            raise UserError(f"{name} must have the shape {tuple(shape)}, got {tuple(tensor.shape)}")
+            raise UserError(f"`{name}` must have the shape {tuple(shape)}, got {tuple(tensor.shape)}")
 
 
 @contextmanager
