@@ -10,8 +10,9 @@ from conftest import tiny_task, tiny_trainer
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import LambdaCallback
 from runs import fit
+from small_training import rows
 
-from uvit_decay.callbacks import LastCheckpoint, Preview, stopping
+from uvit_decay.callbacks import LastCheckpoint, Preview, RunLogger, stopping
 from uvit_decay.data import Digits
 from uvit_decay.runtime.errors import user_errors
 
@@ -71,6 +72,32 @@ def test_a_signal_in_an_evaluation_leaves_it_at_once_and_its_step_is_saved(tmp_p
     assert stopped(tmp_path, Slow(every_n_steps=every)) == (code, every or 8)
     assert not (tmp_path / "samples.png").exists()
     assert signal.getsignal(signum) is before
+
+
+class SlowPreview(Preview):
+    """Previews after the steps 4 and 8, the first of which a signal ends."""
+
+    def evaluate(self, trainer, task) -> None:
+        if trainer.global_step == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+        super().evaluate(trainer, task)
+
+
+@pytest.mark.parametrize("callback", [Signals(signal.SIGINT), SlowPreview(every_n_steps=4)])
+def test_the_last_step_before_a_signal_is_logged(tmp_path, callback):
+    def train(version, *callbacks, ckpt_path=None):
+        logger = RunLogger("x", str(tmp_path), version)
+        trainer = tiny_trainer(tmp_path, *callbacks, logger=logger, max_steps=8, log_every_n_steps=1)
+        trainer.fit(tiny_task(), Digits(32), ckpt_path=ckpt_path)
+
+    train(0)
+    with pytest.raises(SystemExit):
+        train(1, callback)
+    stopped = tmp_path / "x" / "version_1"
+    train(2, ckpt_path=stopped / "checkpoints" / "last.ckpt")
+    whole = rows(tmp_path / "x" / "version_0")
+    assert rows(stopped) == whole[:4]
+    assert rows(tmp_path / "x" / "version_2") == whole
 
 
 def test_signals_are_whose_they_were_after_a_run_that_fails(tmp_path):

@@ -45,7 +45,7 @@ def test_a_signal_anywhere_costs_no_result(training, tmp_path, place, number, se
     again = training.start(tmp_path)
     assert again.wait() == 0, again.stderr
     (run,) = runs(tmp_path)
-    found = differences(run, whole, goes_on_from(again))
+    found = differences(run, whole, goes_on_from(again), killed=number == signal.SIGKILL)
     assert not found, f"{at}: {found}"
     lost = max(0, struck.steps - goes_on_from(again))
     assert lost <= 4 if number == signal.SIGKILL else not lost, f"{at}: {lost} steps lost"

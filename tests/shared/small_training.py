@@ -103,16 +103,17 @@ def read_training_state(run: Path) -> dict[str, Any]:
     return {**{name: contents[name] for name in TRAINED}, "ema": contents["callbacks"]["EMA"]}
 
 
-def differences(run: Path, other: Path, resumed: int = 0) -> list[str]:
+def differences(run: Path, other: Path, resumed: int = 0, killed: bool = True) -> list[str]:
     """Return what differs, to the bit, between two runs that have ended: files, rows of the log, parts of the state.
 
-    A run that resumed from a step may lack the rows of that step.
+    A run that resumed from a step may lack the rows of that step, or only its validation if it was not `killed`.
     """
+    missing = (resumed - 1, resumed) if killed else (resumed,)
     found = [name for name in FILES if (run / name).read_bytes() != (other / name).read_bytes()]
     one, two = rows(run), rows(other)
     found += [f"row {row}" for row in one if row not in two]
     lost = (row for row in two if row not in one)
-    found += [f"no row {row}" for row in lost if int(row["step"]) not in (resumed - 1, resumed)]
+    found += [f"no row {row}" for row in lost if int(row["step"]) not in missing]
     ours, theirs = read_training_state(run), read_training_state(other)
     return found + [name for name in ours if not equal(ours[name], theirs[name])]
 

@@ -16,6 +16,7 @@ from uvit_decay.callbacks.stopping import StopSignals
 from uvit_decay.runs.checkpoints import LAST, NEXT, finish_rotation, rotate
 from uvit_decay.runs.folder import goes_on, run_folder
 from uvit_decay.runs.history import CHECKPOINTS
+from uvit_decay.runs.lightning_private import log_interrupted_step
 from uvit_decay.runtime.errors import check_whole
 from uvit_decay.runtime.files import quote_path, replacing
 from uvit_decay.runtime.program import localise
@@ -149,7 +150,9 @@ class LastCheckpoint(Checkpoint):
         rank_zero_info(f"\nstopped at step {trainer.global_step}; resume with: {command} ... {flag}")
 
     def on_exception(self, trainer: Trainer, task: LightningModule, exception: BaseException) -> None:
-        """Save the present step if a signal has aborted its evaluation."""
+        """Log a step that a signal has ended; save it if the signal has aborted its evaluation."""
+        if isinstance(exception, KeyboardInterrupt):
+            log_interrupted_step(trainer)
         if self._signals and self._signals.interrupted and isinstance(exception, KeyboardInterrupt):
             self._signals.finish_steps()  # another signal must not damage the file
             if trainer.global_step != self._saved_step:

@@ -246,7 +246,7 @@ class CLI(LightningCLI):
         folders = [logger.save_dir for logger in trainer.loggers]
         for folder in folders or [trainer.default_root_dir]:
             if folder is not None:
-                check_writable(Path(folder), folder=True)
+                check_writable(Path(folder), folder=True, make=False)
         return trainer
 
     def _make_run_folder(self, root: str) -> RunFolder:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from jsonargparse import Namespace
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
-from uvit_decay.commands.cli import CLI, as_list
+from uvit_decay.commands.cli import CLI
 from uvit_decay.doctor import Finding, Report, Run, cost, length
 from uvit_decay.doctor.backend import check_backend
 from uvit_decay.doctor.environment import check_devices, check_weights, list_images, list_ranks, list_versions
@@ -33,16 +30,6 @@ class Doctor(CLI):
 
     writes = False
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        """Run the command; remove folders that the loggers have made."""
-        self._missing: list[Path] = []
-        try:
-            super().__init__(*args, **options)
-        finally:
-            for path in sorted(self._missing, key=lambda path: -len(path.parts)):  # inner folders first
-                with suppress(OSError):  # not empty, or another rank was faster
-                    path.rmdir()
-
     @classmethod
     def subcommands(cls) -> dict[str, set[str]]:
         """Return `fit`, whose flags the doctor takes."""
@@ -51,11 +38,6 @@ class Doctor(CLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: list[str]) -> None:
         """Parse the arguments as `fit` does; Lightning starts further processes with the original ones."""
         super().parse_arguments(parser, ["fit", *args[1:]])
-
-    def before_instantiate_classes(self) -> None:
-        for folder in _list_folders(self._get(self.config, "trainer")):
-            self._missing += [path for path in (folder, *folder.parents) if not path.exists()]
-        super().before_instantiate_classes()
 
     def fit(self, model: LightningModule, datamodule: LightningDataModule, **_: Any) -> None:
         """Examine the run; LightningCLI calls this instead of the trainer's method."""
@@ -74,22 +56,6 @@ class Doctor(CLI):
         code = report.close()
         if code:
             sys.exit(code)
-
-
-def _list_folders(trainer: Namespace) -> list[Path]:
-    """Return the folders that a trainer of this configuration may make."""
-    folders = []
-    for logger in as_list(trainer.logger):
-        if not isinstance(logger, Namespace):
-            continue
-        arguments = logger.get("init_args") or {}
-        root = arguments.get("save_dir")
-        if root:
-            name = arguments.get("experiment") or arguments.get("name") or ""
-            folders.append(Path(root, name).absolute())
-    if trainer.default_root_dir:
-        folders.append(Path(trainer.default_root_dir).absolute())
-    return folders
 
 
 def examine(run: Run, report: Report, practice: Practice) -> None:

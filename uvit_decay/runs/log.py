@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from uvit_decay.runs.folder import RUN_FILES
 from uvit_decay.runs.history import METRICS, read_rows
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import LOCK, check_writable, replacing, writing
+from uvit_decay.runtime.files import LOCK, check_writable, list_missing, replacing, writing
 from uvit_decay.runtime.typed import check_types
 
 
@@ -84,9 +85,10 @@ class RunLogger(TensorBoardLogger):
     def __init__(self, experiment: str | None, save_dir: str | Path = "runs", version: int | str | None = None) -> None:
         if experiment is None:
             raise UserError("RunLogger needs the name of the experiment: set experiment")
-        check_writable(Path(save_dir) / experiment, folder=True)
+        check_writable(Path(save_dir) / experiment, folder=True, make=False)
         super().__init__(save_dir, name=experiment, version=version, default_hp_metric=False)
-        self._owns_folder = version is not None and not Path(self.log_dir).exists()  # whether it creates its folder
+        # The folders that this logger makes, the run folder first; a run that fails to start removes them.
+        self._made = [] if version is None else list_missing(Path(self.log_dir))
         self._is_new = version is not None  # whether the folder must not hold a log
         self._csv: CSVLogger | None = None
         self._logged = False  # whether this run itself logged anything; a resumed run begins with earlier rows
@@ -94,7 +96,8 @@ class RunLogger(TensorBoardLogger):
     def go_on(self, version: int | str) -> None:
         """Continue the log of a version."""
         self._version = version
-        self._owns_folder = self._is_new = False
+        self._made = []
+        self._is_new = False
 
     @property
     @rank_zero_experiment
@@ -123,9 +126,11 @@ class RunLogger(TensorBoardLogger):
         """Return the next free number; rank 0 creates its folder at once, since other runs may start meanwhile."""
         number = super()._get_next_version()
         while rank_zero_only.rank == 0:
+            folder = Path(self.root_dir, f"version_{number}")
+            missing = list_missing(folder)
             try:
-                Path(self.root_dir, f"version_{number}").mkdir(parents=True)
-                self._owns_folder = True
+                folder.mkdir(parents=True)
+                self._made = missing
                 break
             except FileExistsError:
                 number += 1
@@ -148,7 +153,7 @@ class RunLogger(TensorBoardLogger):
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Close both loggers; remove the folder of a run that failed before it wrote any result."""
+        """Close both loggers; remove the folders of a run that failed before it wrote any result."""
         if self._version is None or not Path(self.log_dir).is_dir():  # not created yet, or removed
             return
         folder = Path(self.log_dir)
@@ -156,8 +161,11 @@ class RunLogger(TensorBoardLogger):
             super().finalize(status)
             if self._csv is not None:
                 self._csv.finalize(status)
-        if status == "failed" and self._owns_folder and not self._logged and not _holds_results(folder):
+        if status == "failed" and self._made and not self._logged and not _holds_results(folder):
             shutil.rmtree(folder, ignore_errors=True)
+            with suppress(OSError):  # another run is in the folder of the experiment
+                for outer in self._made[1:]:
+                    outer.rmdir()
 
 
 def _holds_results(folder: Path) -> bool:

@@ -76,19 +76,28 @@ def cache_folder(name: str) -> Path:
     return at_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "uvit_decay" / name
 
 
-def check_writable(path: Path, folder: bool = False) -> None:
+def check_writable(path: Path, folder: bool = False, make: bool = True) -> None:
     """Raise a UserError if `path`, a file or a `folder`, cannot be written; call this before the work.
 
-    Makes missing folders. Several processes may call this at once.
+    Makes missing folders, or with `make=False` only checks that they can be made. Several processes may call this at
+    once.
     """
     parent = path if folder else path.parent
     with writing(path):
-        parent.mkdir(parents=True, exist_ok=True)
-        trial = _partial(parent / "file" if folder else path)
+        if make:
+            parent.mkdir(parents=True, exist_ok=True)
+        while not parent.exists():
+            parent = parent.parent
+        trial = _partial(parent / ("file" if folder else path.name))
         trial.open("xb").close()
         trial.unlink()
     if not folder and path.is_dir():
         raise UserError(f"cannot write {path}: it is a folder")
+
+
+def list_missing(folder: Path) -> list[Path]:
+    """Return those of a folder and its parents that do not exist, the folder first."""
+    return [path for path in (folder, *folder.parents) if not path.exists()]
 
 
 @contextmanager
