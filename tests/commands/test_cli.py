@@ -72,6 +72,7 @@ def metrics(**init_args):
         (["--config", "deep.yaml"], ("deep.yaml", "depth")),
         (["--config", "missing.yaml"], "exist"),
         (["--config", "odd.yaml"], "trainr"),
+        (["--config", "base60.yaml"], ("--trainer.log_every_n_steps", "int", "1:30")),
         (["--config", "broken.yaml"], "cannot read broken.yaml"),
         (["--model.net.alpha_min", "0"], ("alpha_min", "(0, 1]", 0)),
         (["--model.net.skip_scale", "steep"], "skip_scale must be kappa or"),
@@ -83,6 +84,8 @@ def metrics(**init_args):
         (["--trainer.max_step", "3"], "--trainer.max_step"),
         (["--model.net.alpha_mn", "1"], ("--model.net.alpha_mn", "--model.net.alpha_min")),
         (["--trainer.max_steps", "ten"], ("--trainer.max_steps", "int", "ten")),
+        (["--minutes", "1:00"], ("--minutes", "float", "1:00")),
+        (["--trainer.max_steps", "1:30"], ("--trainer.max_steps", "int", "1:30")),
         (["--data.seed", "3"], "--seed_everything"),
         (["--ckpt_path", "missing.ckpt"], "missing.ckpt"),
         (["--trainer.accelerator", "abacus"], "abacus"),
@@ -106,6 +109,7 @@ def test_a_hostile_value_is_one_line_before_any_work(tmp_path, monkeypatch, caps
     (tmp_path / "text.yaml").write_text("# a comment\ntrainer\n")
     (tmp_path / "deep.yaml").write_text("trainer: " + "[" * 5000)
     (tmp_path / "odd.yaml").write_text("trainr: {max_steps: 3}\n")
+    (tmp_path / "base60.yaml").write_text("trainer: {log_every_n_steps: 1:30}\n")
     (tmp_path / "broken.yaml").write_text("trainer: [unclosed\n")
     find_line(
         refuses(

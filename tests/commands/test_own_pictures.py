@@ -73,6 +73,7 @@ def test_a_run_on_own_pictures_ends_in_its_minutes_and_goes_on_as_one_of_as_many
     train(monkeypatch, tmp_path, *words, "--ckpt_path=auto")
     assert yaml.safe_load((run / "config.yaml").read_text())["trainer"]["max_steps"] == steps + 2
     find_line(caplog.messages, "nothing is left to do")
+    find_line(caplog.messages, "--minutes 15", f"step {steps + 2}")
 
 
 @pytest.mark.parametrize(
@@ -119,7 +120,8 @@ def test_a_run_is_named_after_its_data(path, name):
 def test_the_command_that_trains_on_replaces_the_checkpoint():
     words = ["fit", "--ckpt_path", "last", "--data.path", "my birds", "--ckpt_path=x.ckpt"]
     expected = "fit --data.path 'my birds' --ckpt_path auto --trainer.max_steps 20"
-    assert describe_longer(words, 20).endswith(expected)
+    assert describe_longer(words, 20, "auto").endswith(expected)
+    assert describe_longer(words, 20, None).endswith("fit --data.path 'my birds' --trainer.max_steps 20")
     assert [round_down(steps) for steps in (7, 99, 101, 1437)] == [7, 99, 100, 1400]
 
 

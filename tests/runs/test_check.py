@@ -16,6 +16,7 @@ from small_mae import mae_task
 from uvit_decay.data import Digits
 from uvit_decay.diffusion.noise_path import VP, Linear
 from uvit_decay.runs.check import check
+from uvit_decay.runs.checkpoints import find_before
 from uvit_decay.tasks.base import Optimization
 
 TINY = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.callbacks=[]", "--trainer.limit_val_batches=0"]
@@ -88,6 +89,18 @@ def test_a_constant_run_is_cooled_down_exactly(tmp_path, monkeypatch, capsys):
     shorter = [*cooled[:-2], "--trainer.max_steps=6", f"--ckpt_path={middle}"]
     line = refused(capsys, train, monkeypatch, tmp_path, "fit", *shorter)
     find_line(line, "begins at 3", "--trainer.max_steps 7")
+
+
+def test_a_rate_that_rises_again_after_a_cool_down_is_said(tmp_path, monkeypatch, caplog):
+    flags = ["--model.optim.warmup_steps=1", "--model.optim.schedule=wsd", "--model.optim.cooldown=2", *TINY]
+    flags += ["--trainer.callbacks+=LastCheckpoint", "--trainer.callbacks.keep_every_n_steps=2", "--ckpt_path=auto"]
+    train(monkeypatch, tmp_path, "fit", *flags, "--trainer.max_steps=4")
+    assert not [message for message in caplog.messages if "cooled down" in message]
+    train(monkeypatch, tmp_path, "fit", *flags, "--trainer.max_steps=6")
+    find_line(caplog.messages, "step 4 has cooled down", "up to step 2")
+    run = tmp_path / "runs" / "digits" / "version_0"
+    assert find_before(run, 5) == run / "checkpoints" / "step_00000004.ckpt"
+    assert find_before(run, 1) is None
 
 
 def test_every_other_difference_is_said_in_one_line(tmp_path, monkeypatch, caplog, capsys):

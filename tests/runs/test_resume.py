@@ -21,6 +21,7 @@ from uvit_decay.runs import folder as run_folders
 from uvit_decay.runs.history import read_rows
 from uvit_decay.runs.launch import read_launches
 from uvit_decay.runs.loggers import continue_records
+from uvit_decay.runtime.files import claim_paths
 
 TINY = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.log_every_n_steps=1", "--trainer.limit_val_batches=1"]
 TINY += ["--trainer.val_check_interval=4", '--trainer.callbacks=[{"class_path": "EMA"}]']
@@ -164,6 +165,19 @@ def test_a_folder_in_use_is_waited_for_and_a_killed_program_frees_it(
     finally:
         holder.kill()
         holder.communicate()
+
+
+def test_what_a_kill_in_the_first_checkpoint_left_is_removed_by_the_same_command(tmp_path, monkeypatch):
+    partials = []
+    for version in (0, 1):
+        partial = tmp_path / "runs" / "digits" / f"version_{version}" / "checkpoints" / ".next.ckpt.01234567.partial"
+        partial.parent.mkdir(parents=True)
+        partial.touch()
+        partials.append(partial)
+    with claim_paths(partials[1].parents[1]):  # another program writes it
+        fit(monkeypatch, tmp_path, 2)
+    assert [partial.exists() for partial in partials] == [False, True]
+    assert step(tmp_path / "runs" / "digits" / "version_2") == 2
 
 
 class Wandb(WandbLogger):

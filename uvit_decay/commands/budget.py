@@ -8,6 +8,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -133,8 +134,14 @@ def _silent() -> Iterator[None]:
         logging.disable(logging.NOTSET)
 
 
-def describe_longer(words: Sequence[str], steps: int) -> str:
-    """Return the command that resumes a run and trains it up to `steps`, given the words of its command line."""
+def describe_longer(words: Sequence[str], steps: int, checkpoint: str | Path | None) -> str:
+    """Return the command that trains a run up to `steps`.
+
+    Args:
+        words: the command line of the run.
+        steps: number of optimizer steps.
+        checkpoint: file or name of the checkpoint to resume from; None: the command starts a new run.
+    """
     kept = []
     skips_value = False
     for word in words:
@@ -142,5 +149,7 @@ def describe_longer(words: Sequence[str], steps: int) -> str:
         if not skips_value and flag != CKPT_PATH:
             kept.append(word)
         skips_value = flag == CKPT_PATH and not equals
-    command = shlex.join([*kept, CKPT_PATH, "auto", "--trainer.max_steps", str(steps)])
+    if checkpoint is not None:
+        kept += [CKPT_PATH, str(checkpoint)]
+    command = shlex.join([*kept, "--trainer.max_steps", str(steps)])
     return f"{localise('python train.py')} {command}"

@@ -25,10 +25,11 @@ from uvit_decay.runtime.distributed import BY_HAND, find_launcher
 from uvit_decay.runtime.errors import MOST_SEED, UserError, check_numbers, check_whole, explain
 from uvit_decay.runtime.instantiate import GONE, current_path
 from uvit_decay.runtime.precision import FLOAT16
-from uvit_decay.runtime.validation import check_yaml, parse, read_text
+from uvit_decay.runtime.validation import YAML_LOADER, check_yaml, parse, read_text
 
 CALLERS = "lightning.pytorch.callbacks.lambda_function"  # its class calls any function that it is given
 YAML = get_loader("yaml")
+OLD_NUMBER = re.compile(r"[-+]?0[0-7_]+|.*:.*")  # of YAML 1.1 alone: 010 is 8, 1:00 is 60
 YAML_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # jsonargparse's writes the same text and takes longer
 SHARDING = ("fsdp", "deepspeed", "modelparallel")  # words in the names of Lightning's strategies that shard
 READ_NULL = re.compile(r"=None$")
@@ -106,6 +107,14 @@ def _load(text: str) -> Any:
     return _rename_classes(YAML(text))
 
 
+def _construct_int(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> Any:
+    return node.value if OLD_NUMBER.fullmatch(node.value) else loader.construct_yaml_int(node)
+
+
+def _construct_float(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> Any:
+    return node.value if OLD_NUMBER.fullmatch(node.value) else loader.construct_yaml_float(node)
+
+
 def _dump(values: Any) -> str:
     """Return YAML as jsonargparse writes it; a launch writes dozens of texts."""
     return yaml.dump(values, Dumper=YAML_DUMPER, default_flow_style=False, allow_unicode=True, sort_keys=False)
@@ -126,7 +135,12 @@ def _rename_classes(value: Any) -> Any:
 
 
 def limit(trusted: list[str]) -> None:
-    """Bound the size of configurations, and let them name only NAMEABLE and these modules, classes and functions."""
+    """Bound the size of configurations, and let them name only NAMEABLE and these modules, classes and functions.
+
+    Numbers are read as they are written: 1:00 is a text, and so refused where a number is expected.
+    """
+    yaml.add_constructor("tag:yaml.org,2002:int", _construct_int, YAML_LOADER)  # jsonargparse's loader inherits them
+    yaml.add_constructor("tag:yaml.org,2002:float", _construct_float, YAML_LOADER)
     set_dumper("yaml", _dump)
     set_loader("yaml", _load, (yaml.YAMLError, ValueError, RecursionError))
     with explain(f"--trust {' '.join(trusted)}", ValueError):

@@ -36,11 +36,12 @@ from uvit_decay.runs.checkpoints import (
     AUTO,
     NAMES,
     Checkpoints,
+    find_before,
     finish_rotation,
     read_settings,
 )
 from uvit_decay.runs.finish import find_missing
-from uvit_decay.runs.folder import makes_folders
+from uvit_decay.runs.folder import makes_folders, run_folder
 from uvit_decay.runs.launch import SaveConfig, go_on
 from uvit_decay.runs.log import RunFolder
 from uvit_decay.runs.resume import Start, resume
@@ -294,12 +295,17 @@ class CLI(LightningCLI):
 
     def _set_length(self, start: Start | None) -> None:
         """Set the number of steps: of the run that is resumed, or for a new run as many as fit into its minutes."""
+        minutes = self._get(self.config, "minutes")
         steps = start.settings.get("trainer.max_steps", -1) if start is not None else -1
         if steps == -1:
             run = Run(self.trainer, self.model, self.datamodule)
-            steps = find_steps(self._get(self.config, "minutes"), self._began, run, self._build_silent_trainer)
+            steps = find_steps(minutes, self._began, run, self._build_silent_trainer)
             steps += run.begun
             self._fits_minutes = True
+        else:
+            rank_zero_info(
+                f"--minutes {minutes:g} is for new runs: this run ends at step {steps}, or at --trainer.max_steps"
+            )
         self.trainer.fit_loop.epoch_loop.max_steps = steps
         self._get(self.config, "trainer").max_steps = steps
         self.model.settings = self._dump_settings()
@@ -313,10 +319,17 @@ class CLI(LightningCLI):
             self.save_config_callback = save_config
 
     def after_fit(self) -> None:
-        """Print the command that trains on if the run has trained for its minutes."""
-        if self._fits_minutes and self.writes:
-            steps = 2 * self.trainer.max_steps
-            rank_zero_info(f"train on: {describe_longer(self._words, steps)}")
+        """Print the command that trains on if the run has trained for its minutes.
+
+        A run with a cool-down goes on from a checkpoint before it; if there is none, a longer run starts anew.
+        """
+        if not (self._fits_minutes and self.writes):
+            return
+        steps = self.trainer.max_steps
+        checkpoint: str | Path | None = AUTO
+        if self.model.optim.cooldown is not None:
+            checkpoint = find_before(run_folder(self.trainer), steps - self.model.optim.cooldown)
+        rank_zero_info(f"train on: {describe_longer(self._words, 2 * steps, checkpoint)}")
 
     def before_validate(self) -> None:
         """Check --ckpt_path before any work; it is required here."""

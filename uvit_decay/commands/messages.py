@@ -25,7 +25,7 @@ UNKNOWN_CLASS = re.compile(r"Expected a dot import path string: (\w+)$|Expected 
 CHOICES = re.compile(r"Expected a typing\.Literal\[(.*?)\]")
 VALUE = re.compile(r"(?:Given|Got) value: ([^\s({\[]+)$", re.MULTILINE)  # one word
 ABSTRACT = re.compile(r"Expected an instantiatable class, but ([\w.]+) is abstract")
-TYPE = re.compile(r"Expected an? <class '([\w.]+)'>\. Got value: (.*)")
+TYPE = re.compile(r"Expected an? <class '([\w.]+)'>(?:\. Got value: (.*))?$")
 # Reasons of types that the value was not meant for.
 FORMS = re.compile(
     r"'NoneType'|abc.Sequence'|dot import path|import path format|Given value|Not a valid subclass of|"
@@ -135,7 +135,8 @@ def _reword(
         return f"{expected}, got {given}{did_you_mean(given, known)}"
     kind = TYPE.match(reason)
     if kind:
-        return f"expected {kind[1]}, got {kind[2]}"
+        value = kind[2] or given
+        return f"expected {kind[1]}" + (f", got {value}" if value else "")
     return reason
 
 

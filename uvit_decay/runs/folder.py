@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TypeGuard
 
@@ -11,7 +11,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info
 
-from uvit_decay.runs.history import CONFIG, HISTORIES, METRICS, NUMBERED, list_run_folders, run_of
+from uvit_decay.runs.history import CHECKPOINTS, CONFIG, HISTORIES, METRICS, NUMBERED, list_run_folders, run_of
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import Claimed, claim_paths, remove_remains
 
@@ -108,6 +108,19 @@ def claim_run(run: Path, claims: ExitStack) -> bool:
         except Claimed as error:
             advice = "wait for its end, or leave --ckpt_path out to start a new run"
             raise UserError(f"another program trains in {run}: {advice}") from error
+    _remove_partial_files(run)
+    return waited
+
+
+def remove_partial_checkpoints(experiment: Path) -> None:
+    """Remove the partial files of the runs that a kill ended in a checkpoint, perhaps in their first one."""
+    for partial in list(experiment.glob(f"version_*/{CHECKPOINTS}/.*.partial")):
+        run = partial.parents[1]
+        with suppress(Claimed), claim_paths(run):  # otherwise a program is writing it
+            _remove_partial_files(run)
+
+
+def _remove_partial_files(run: Path) -> None:
+    """Remove the partial files in a claimed run folder."""
     for folder in (run, *filter(Path.is_dir, run.iterdir())):  # checkpoints, pictures
         remove_remains(folder)
-    return waited

@@ -20,7 +20,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
 
-from uvit_decay.runs.folder import LAUNCHES, RUN_FILES, run_folder
+from uvit_decay.runs.folder import LAUNCHES, RUN_FILES, remove_partial_checkpoints, run_folder
 from uvit_decay.runs.history import CHECKPOINTS, CONFIG
 from uvit_decay.runs.loggers import continue_records, guard, list_versions
 from uvit_decay.runs.resume import Start
@@ -135,9 +135,13 @@ class SaveConfig(SaveConfigCallback):
         super().setup(trainer, task, "fit")
 
     def _take_new_folder(self, trainer: Trainer) -> None:
-        """Lock the run folder; raise a UserError if it holds a run. All ranks must call this."""
+        """Lock the run folder; raise a UserError if it holds a run. All ranks must call this.
+
+        What killed runs of the same experiment have left is removed, because this run may have been such a run.
+        """
         occupied = False
         if trainer.is_global_zero:
+            remove_partial_checkpoints(self._folder.parent)
             self._claims.enter_context(claim_paths(self._folder))
             occupied = any((self._folder / name).exists() for name in (CHECKPOINTS, *RUN_FILES))
         if trainer.strategy.broadcast(occupied):

@@ -85,6 +85,7 @@ def _check_cooldown(contents: dict[str, Any], task: LightningModule, total: floa
     """Raise a UserError if a cool-down that the run of the checkpoint had not begun would have begun before it.
 
     The learning rate would fall at once, and the run would end as no run with this schedule from the beginning does.
+    If the checkpoint has cooled down and the rate rises again, one line says so.
     """
     step = contents["global_step"]
     optim = task.optim
@@ -99,6 +100,11 @@ def _check_cooldown(contents: dict[str, Any], task: LightningModule, total: floa
         raise UserError(
             f"the checkpoint is of step {step}, but --model.optim.cooldown {optim.cooldown} begins at {begins:g}: set "
             f"--trainer.max_steps {step + optim.cooldown} or more"
+        )
+    if is_cooling and end != -1 and step <= begins:
+        rank_zero_info(
+            f"warning: the checkpoint of step {step} has cooled down, and its learning rate rises to the peak again: "
+            f"better resume from a checkpoint up to step {end - optim.cooldown}"
         )
 
 
