@@ -39,6 +39,16 @@ def test_weights_of_another_decay_are_refused_with_both_named(stored, asked, nam
 
 @each_kind
 @pytest.mark.parametrize(
+    "value", [torch.tensor(1.0), torch.ones(12, 2), torch.full((12,), 2), torch.full((12,), torch.nan)]
+)
+def test_alphas_of_another_form_are_refused(value, kind):
+    net = kind.small(alpha_min=1.0)
+    with raises_user_error("alphas"):
+        net.load_state_dict({**net.state_dict(), "alphas": value})
+
+
+@each_kind
+@pytest.mark.parametrize(
     "options", [dict(alpha_min=1.0), dict(alpha_min=0.7), dict(alpha_min=0.7, schedule="learnable")]
 )
 def test_files_without_alphas_load_strictly_and_leave_the_alphas_as_asked(options, kind):

@@ -90,6 +90,22 @@ def test_branches_start_silent_if_decayed_unless_said_otherwise(alpha_min, zero_
         assert block.skip_linear is None or block.skip_linear.weight.any()
 
 
+@pytest.mark.parametrize(
+    ("options", "silent"),
+    [
+        (dict(schedule=[1.0, 1.0, 0.9, 0.9, 0.8, 0.8]), True),
+        (dict(schedule=[1.0] * 6), False),
+        (dict(schedule="constant"), True),
+        (dict(schedule="constant-branch"), False),
+        (dict(schedule="gain", alpha_min=0.7), True),
+    ],
+)
+def test_branches_start_silent_if_an_alpha_is_below_1_however_it_is_given(options, silent):
+    net = small(**options)
+    assert len(net.alphas) == 6
+    assert all(bool(block.mlp.fc2.weight.any()) != silent for block in net.blocks())
+
+
 @pytest.mark.parametrize(("options", "silent"), [(dict(), True), (dict(zero_init=False), False)])
 def test_a_named_size_starts_alike_with_and_without_decay(options, silent):
     tiny = dict(image_size=4, num_classes=3, dim=16, depth=2, heads=2, **options)

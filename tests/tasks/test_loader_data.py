@@ -85,6 +85,7 @@ def test_bytes_and_images_without_labels_are_taken(tmp_path):
         (tiny_task, lambda: loader(labels=torch.full((64,), 10)), "num_classes 10"),
         (tiny_task, lambda: loader(labels=torch.zeros(64)), "float32"),
         (tiny_task, lambda: loader(torch.zeros(32, 1, 8, 8, dtype=torch.int32)), "int32"),
+        (tiny_task, lambda: loader(torch.arange(2048.0).reshape(32, 1, 8, 8) % 256), "0 to 255"),
         (tiny_task, lambda: DataLoader(TensorDataset(torch.zeros(32, 1, 8, 8)), 16), "1 parts"),
         (tiny_task, lambda: DataLoader(["a"] * 32, 16), "DataLoader"),
         (tiny_task, lambda: [(torch.zeros(4, 1, 8, 8), torch.zeros(4).long())], "batch_size"),
@@ -94,6 +95,12 @@ def test_bytes_and_images_without_labels_are_taken(tmp_path):
 def test_other_batches_end_in_one_line_that_says_what_to_pass(tmp_path, make, given, match):
     with pytest.raises(UserError, match=match):
         tiny_trainer(tmp_path, max_steps=1).fit(make(), given())
+
+
+def test_images_in_0_to_1_are_taken_also_if_resizing_went_beyond(tmp_path):
+    trainer = tiny_trainer(tmp_path, max_steps=1)
+    trainer.fit(tiny_task(), loader(torch.rand(32, 1, 8, 8) * 1.2))
+    assert trainer.global_step == 1
 
 
 def test_a_callback_that_reads_images_needs_a_data_module(tmp_path):

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from uvit_decay import decay
-from uvit_decay.nn.recorded import storage_rounding
+from uvit_decay.nn.recorded import agree
 from uvit_decay.runtime.errors import UserError, check_choice, check_numbers
 
 SkipScale = float | str  # see above
@@ -244,16 +244,14 @@ def _check_scales(skips: LongSkips, state: dict[str, Tensor], prefix: str, *_: o
     Official files hold no factors; `DecayedNet` adds the network's factors before this check.
     """
     value = state.get(f"{prefix}scales", torch.empty(0))
-    rounding = storage_rounding(value)
     of_skips = [pair.skip for pair in skips.fixed]
     of_biases = [pair.bias for pair in skips.fixed]
-    expected = torch.tensor([of_skips, of_biases], dtype=torch.float64)
-    stored = value.detach().cpu().double()
-    if stored.shape == expected.shape and torch.allclose(stored, expected, rtol=rounding, atol=rounding):
+    if agree(value, [of_skips, of_biases]):
         return
     found = "1"
     if value.numel():
-        found = f"{stored.flatten()[0]:.4g} .. {stored[0].flatten()[-1]:.4g}"
+        stored = value.flatten().tolist()
+        found = f"{stored[0]:.4g} .. {stored[(len(stored) - 1) // 2]:.4g}"
     wanted = f"{of_skips[0]:.4g} .. {of_skips[-1]:.4g}"
     raise UserError(
         f"the weights were trained with long skips of scale {found}, this network has {wanted}; "

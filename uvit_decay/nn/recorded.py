@@ -10,30 +10,26 @@ from torch import Tensor
 from uvit_decay.runtime.errors import UserError
 
 
-def storage_rounding(value: Tensor) -> float:
-    """Return the relative rounding error of stored weights.
+def agree(value: Tensor, expected: Sequence[float] | Sequence[Sequence[float]]) -> bool:
+    """Return whether stored weights have the shape of `expected` and, up to rounding, its numbers.
 
-    They are recorded in float32, and perhaps converted with the whole network later.
+    Weights are recorded in float32, and perhaps converted with the whole network later.
     """
-    return max(torch.finfo(value.dtype).eps, torch.finfo(torch.float32).eps)
+    rounding = torch.finfo(torch.float32).eps
+    if value.is_floating_point():
+        rounding = max(rounding, torch.finfo(value.dtype).eps)
+    wanted = torch.tensor(expected, dtype=torch.float64, device="cpu")
+    stored = value.detach().cpu().double()
+    return stored.shape == wanted.shape and torch.allclose(stored, wanted, rtol=rounding, atol=rounding)
 
 
 def check_recorded(name: str, value: Tensor, expected: Sequence[float]) -> None:
     """Raise a UserError unless the stored weights `value` of all branches equal `expected` up to rounding."""
-    stored = value.tolist()
-    if not _agree(stored, expected, storage_rounding(value)):
+    if not agree(value, expected):
         raise UserError(
-            f"the weights were trained with {name} {_outline(stored)}, this network has {_outline(expected)}; "
-            "set alpha_min, schedule, granularity, index and branches to match"
+            f"the weights were trained with {name} {_outline(value.double().flatten().tolist())}, this network has "
+            f"{_outline(expected)}; set alpha_min, schedule, granularity, index and branches to match"
         )
-
-
-def _agree(stored: Sequence[float], expected: Sequence[float], rounding: float) -> bool:
-    """Return whether two lists have the same length and, up to `rounding`, the same numbers."""
-    if len(stored) != len(expected):
-        return False
-    pairs = zip(stored, expected, strict=True)
-    return not any(abs(a - b) > rounding * max(1.0, abs(b)) for a, b in pairs)
 
 
 def _outline(values: Sequence[float]) -> str:

@@ -12,7 +12,6 @@ the logits are the decay's.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -28,7 +27,7 @@ from uvit_decay.nn.base import DecayedNet
 from uvit_decay.nn.embed import Pixels, PixelScale, without_autocast
 from uvit_decay.nn.inputs import check_images_of_resnet
 from uvit_decay.nn.intermediates import Layer
-from uvit_decay.nn.recorded import storage_rounding
+from uvit_decay.nn.recorded import agree
 from uvit_decay.runtime.errors import UserError, check_whole
 from uvit_decay.runtime.typed import check_types
 
@@ -229,7 +228,7 @@ def _read_factor(head: ScaledLinear, state: dict[str, Tensor], prefix: str, *_: 
         return
     stored = value.item()
     for factor in (head.built, 1.0):
-        if math.isclose(stored, factor, rel_tol=storage_rounding(value)):
+        if agree(value, [factor] if value.ndim else factor):
             head.factor = factor
             return
     raise UserError(

@@ -51,8 +51,8 @@ class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         granularity: one alpha for each residual branch, or one for both branches of a block.
         index: how depth is counted; `code` runs from exactly 1 to exactly alpha_min.
         branches: decay both kinds of residual branches, or only one.
-        zero_init: initialise residual branches to output 0; null means only if alpha_min < 1. Set it to compare runs
-            of several alpha_min; false is the official initialisation.
+        zero_init: initialise residual branches to output 0; null means only if an alpha is below 1, or alpha_min. Set
+            it to compare runs of several alpha_min; false is the official initialisation.
         init: `official` (normal 0.02, for S and up) or `xavier`, which trains far better at a width of about 64.
         skip: the long skips between input and output blocks.
         conv: the final 3x3 convolution (all official sizes but H).
@@ -124,7 +124,9 @@ class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         self.record_shortcuts(decay.shortcuts(depth + 1, alpha_min, schedule, granularity, index, branches))
         self.layers = block_layers(self.find_decayed_blocks(), denoiser=True)
         _INITS[init](self)
-        if zero_init or (zero_init is None and alpha_min < 1.0):
+        if zero_init is None:
+            zero_init = min(alpha_min, *self.shortcuts.alphas) < 1.0
+        if zero_init:
             self.silence(self.blocks())
         self.record_long_skips(plan_mirrored_skips(depth + 1, depth // 2 * skip, self.pos_embed.shape[1]))
         self.output_skip = build_output_skip(self.config, dim)

@@ -16,6 +16,7 @@ from uvit_decay.data.datamodule import ImageData
 from uvit_decay.images.io import to_float, to_uint8
 from uvit_decay.runtime.errors import UserError
 
+MOST = 2.0  # of images without negative values: [0, 1], and a margin for those that were resized
 WANTED = "pass a DataLoader of (images, labels), or a data module of uvit_decay.data"
 
 
@@ -123,7 +124,7 @@ class LoaderData:
         return images, labels.long()
 
     def _check(self, images: Tensor, labels: Tensor) -> None:
-        """Raise a UserError if shape or labels do not fit the network; warn about images in [0, 1]."""
+        """Raise a UserError if shape, scale or labels do not fit the network; warn about images in [0, 1]."""
         size, classes = self.net.image_size, self.net.num_classes
         wanted = (self.net.channels, size, size)
         if images.shape[1:] != wanted:
@@ -133,6 +134,9 @@ class LoaderData:
             found = f"{int(labels.min())} to {int(labels.max())}"
             raise UserError(f"the loader yields labels {found}, the network has num_classes {classes}")
         if bool((images >= 0).all()):
+            if images.max() > MOST:
+                found = f"{images.min():g} to {images.max():g}"
+                raise UserError(f"the loader yields floats from {found}: give uint8, or floats in about [-1, 1]")
             rank_zero_info("warning: the images of the loader hold no negative values; the networks take [-1, 1]")
 
 

@@ -1,13 +1,15 @@
 """LayerSync, the dispersive loss and REPA: their values and gradients, what they log, store and refuse."""
 
+import io
 import math
 from dataclasses import replace
+from multiprocessing.reduction import ForkingPickler
 from types import SimpleNamespace
 
 import pytest
 import timm
 import torch
-from conftest import tiny_net, tiny_task, tiny_trainer
+from conftest import same, tiny_net, tiny_task, tiny_trainer
 from refusals import raises_user_error
 from safetensors.torch import save_file
 from small_teacher import save_teacher
@@ -18,8 +20,9 @@ from uvit_decay.checkpoint import load
 from uvit_decay.data import Digits
 from uvit_decay.data.batches import Batch
 from uvit_decay.images.autoencoder import LatentSpace
+from uvit_decay.nn import UViT
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.tasks import REPA, DispersiveLoss, LayerSync
+from uvit_decay.tasks import REPA, DiffusionTask, DispersiveLoss, LayerSync
 from uvit_decay.tasks.losses.layersync import default_pair
 from uvit_decay.tasks.losses.repa import ConvProjector, open_teacher, resize_grid
 
@@ -42,6 +45,13 @@ def tokens(*shape, seed=0):
 @pytest.mark.parametrize(("depth", "pair"), [(28, (8, 16)), (24, (8, 18)), (12, (4, 8)), (6, (2, 4)), (3, (1, 2))])
 def test_layersync_aligns_blocks_by_depth(depth, pair):
     assert default_pair(depth) == pair
+
+
+def test_layersync_names_no_layers_of_a_network_that_is_too_small():
+    with raises_user_error("three", 2, "--model.net.depth"):
+        LayerSync().bind(Blocks(2))
+    with raises_user_error("three", 2):
+        LayerSync(student=1).bind(Blocks(2))
 
 
 def test_layersync_is_the_negative_cosine_of_patch_tokens_whose_reference_has_no_gradient():
@@ -161,6 +171,30 @@ def test_the_published_recipe_of_latents_is_another_than_of_pixels(teacher, monk
             REPA(teacher, projector=kind, zscore=zscore)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        DispersiveLoss,
+        LayerSync,
+        *(lambda teacher, kind=kind: REPA(teacher, projector=kind) for kind in ("mlp", "conv")),
+    ],
+)
+def test_a_task_with_any_loss_goes_through_a_pickle(make, teacher):
+    """Programs that store a whole task, and spawned processes, need it."""
+    loss = make(teacher) if make not in (DispersiveLoss, LayerSync) else make()
+    torch.manual_seed(0)
+    task = DiffusionTask(UViT(8, 2, 1, dim=16, depth=2, heads=2, num_classes=10), auxiliary=[loss])
+    file = io.BytesIO()
+    torch.save(task, file)
+    file.seek(0)
+    again = torch.load(file, weights_only=False)
+    assert same(again.state_dict(), task.state_dict())
+    states = [tokens(6, 18, 16, seed=i).float() for i in again.auxiliary.layers]
+    values = [each.auxiliary.values(states, BATCH, None) for each in (task, again)]
+    assert values[0] == values[1]
+    assert ForkingPickler.dumps(again)
+
+
 @pytest.mark.parametrize(("depth", "layer"), [(28, 8), (24, 8), (23, 8), (12, 4), (3, 1)])
 def test_repa_chooses_the_layer_by_depth(depth, layer, teacher):
     loss = REPA(teacher, hidden=8)
@@ -227,7 +261,7 @@ def test_a_grid_of_tokens_is_resized():
 def test_misfits_are_refused_before_training(teacher, tmp_path):
     net = tiny_net()
     for make, fragments in {
-        (lambda: tiny_task(net, auxiliary=[LayerSync(2, 1)])): ("--model.auxiliary.student 2", "reference 1"),
+        (lambda: tiny_task(net, auxiliary=[LayerSync(2, 1)])): ("--model.auxiliary.student", "layer 2", "reference, 1"),
         (lambda: tiny_task(net, auxiliary=[LayerSync("nowhere", 1)])): ("nowhere",),
         (lambda: tiny_task(net, auxiliary=[DispersiveLoss(layer=99)])): ("99",),
         (lambda: DispersiveLoss(tau=0.0)): ("tau", "0"),

@@ -120,6 +120,29 @@ def test_the_loss_of_a_step_is_the_weighted_sum_and_each_is_logged_alone(tmp_pat
     assert losses[0] == pytest.approx(plain[0]["train/loss"] + 0.5 * with_all[0]["train/aux/norm"], rel=1e-6)
 
 
+class Named(Norm):
+    """A loss of this name and value."""
+
+    def __init__(self, name, value) -> None:
+        super().__init__()
+        self.given, self.value = name, value
+
+    @property
+    def name(self):
+        return self.given
+
+    def forward(self, states, batch, times):
+        return torch.tensor(self.value)
+
+
+def test_losses_of_equal_names_get_names_that_are_free():
+    names = ["a", "a_2", "a", "a", "a_2"]
+    losses = tiny_task(auxiliary=[Named(name, 10.0**i) for i, name in enumerate(names)]).auxiliary
+    values = losses.values([torch.zeros(2, 3, 4)] * len(losses.layers), None, None)
+    assert list(values) == ["a", "a_2", "a_3", "a_4", "a_2_2"]
+    assert losses.sum_weighted(values) == 11111.0
+
+
 def test_a_weight_of_zero_changes_nothing_and_one_of_one_does(tmp_path):
     runs = [fit(tmp_path / str(w), max_steps=3, task=tiny_task(auxiliary=[Norm(None, w)]))[1] for w in (0.0, 1.0)]
     plain = fit(tmp_path / "plain", max_steps=3)[1]

@@ -132,8 +132,16 @@ class AuxiliaryLosses(nn.ModuleList):
 
     @property
     def names(self) -> list[str]:
-        """Names of the losses in logs; equal names get a number."""
-        return _number_equal_names([loss.name for loss in self])
+        """Names of the losses in logs; a name that another loss has already gets the first number that is free."""
+        found: list[str] = []
+        for loss in self:
+            name = loss.name
+            number = 1
+            while name in found:
+                number += 1
+                name = f"{loss.name}_{number}"
+            found.append(name)
+        return found
 
     def prepare(self, data: ImageData | LoaderData, images: int) -> None:
         """Raise a UserError if a loss does not fit the data of a run; `images` is their number in a micro-batch."""
@@ -218,12 +226,3 @@ def _check_network(net: nn.Module) -> None:
     if LAYERS not in inspect.signature(net.forward).parameters:
         lacks = "its forward has no argument layers"
         raise UserError(f"--model.auxiliary needs the token states of a {kind}: {lacks}; see docs/extending.md")
-
-
-def _number_equal_names(names: Sequence[str]) -> list[str]:
-    """Return the names, with a number for the second and further equal names: a, b, a_2."""
-    found: list[str] = []
-    for i, name in enumerate(names):
-        number = names[:i].count(name) + 1
-        found.append(name if number == 1 else f"{name}_{number}")
-    return found

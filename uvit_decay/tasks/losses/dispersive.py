@@ -69,7 +69,7 @@ class DispersiveLoss(AuxiliaryLoss):
         check_numbers("(0, inf)", tau=self.tau)
         self.images = 0  # B, known after `prepare`
         self.register_buffer("stored_images", torch.tensor(0))  # B in checkpoints; 0 before it is known
-        self.register_load_state_dict_post_hook(lambda loss, _: loss._check_images())
+        self.register_load_state_dict_post_hook(_check_loaded_images)
         self._announced = False
 
     @property
@@ -94,10 +94,10 @@ class DispersiveLoss(AuxiliaryLoss):
                 "DispersiveLoss compares images, a micro-batch has 1: set --data.batch_size or --data.device_batch_size"
             )
         self.images = images
-        self._check_images()
+        self.check_images()
         self.stored_images.fill_(images)
 
-    def _check_images(self) -> None:
+    def check_images(self) -> None:
         """Raise a UserError if a checkpoint was trained with micro-batches of another size."""
         stored = int(self.stored_images)
         if self.images and stored not in (0, self.images):
@@ -136,3 +136,8 @@ class DispersiveLoss(AuxiliaryLoss):
             f"{self.name} is spent: {figures['gradient_left']:.1%} of its gradient is left at a mean squared distance "
             f"of {figures['distance']:.3g} (tau {self.tau:g})"
         )
+
+
+def _check_loaded_images(loss: DispersiveLoss, _: object) -> None:
+    """Compare the sizes of micro-batches after a state_dict is loaded; a function, because a lambda has no pickle."""
+    loss.check_images()

@@ -26,6 +26,11 @@ def default_pair(depth: int) -> tuple[int, int]:
     """
     if depth in PUBLISHED:
         return PUBLISHED[depth]
+    if depth < 3:
+        raise UserError(
+            f"LayerSync needs three blocks or more, the network has {depth}: set --model.net.depth, or name the layers "
+            "by --model.auxiliary.student and --model.auxiliary.reference"
+        )
     return round(depth / 3), round(2 * depth / 3)
 
 
@@ -58,16 +63,19 @@ class LayerSync(AuxiliaryLoss):
     def bind(self, net: nn.Module) -> None:
         """Find the two layers of the network."""
         super().bind(net)
-        student, reference = default_pair(len(net.layers) - 1)
-        if self.student is not None:
-            student = self.student
-        if self.reference is not None:
-            reference = self.reference
+        student = self.student
+        reference = self.reference
+        if student is None or reference is None:
+            pair = default_pair(len(net.layers) - 1)
+            student = pair[0] if student is None else student
+            reference = pair[1] if reference is None else reference
         (first,) = layer_indices(net.layers, [str(student)])
         (second,) = layer_indices(net.layers, [str(reference)])
         if first >= second:
-            given = f"--model.auxiliary.student {student} --model.auxiliary.reference {reference}"
-            raise UserError(f"{given}: the student must be an earlier layer than the reference")
+            raise UserError(
+                f"LayerSync: the student, layer {student}, must be an earlier layer than the reference, {reference}: "
+                "set --model.auxiliary.student and --model.auxiliary.reference"
+            )
         self.layers = (first, second)
 
     def forward(
