@@ -33,17 +33,6 @@ def test_compiled_blocks_are_compiled_anew_with_and_without_the_decay(case):
         assert torch.equal(compiled(x), plain)
 
 
-def test_gains_begin_again_at_projections():
-    """All blocks of this network have a projection, apart from the second block of layer1."""
-    torch.manual_seed(0)
-    model = RESNETS["torchvision-basic"]().model
-    attached = decay.attach(model, 0.6, "gain")
-    alphas = decay.shortcuts(5, 0.6, per_block=1).alphas
-    assert attached.shortcuts.restarts == (0, 2, 3, 4)
-    products = [alphas[0], alphas[0] * alphas[1], *alphas[2:]]
-    assert attached.shortcuts.betas == pytest.approx([1 / product for product in products])
-
-
 def test_several_devices_wrap_it(case, tmp_path):
     decay.attach(case.model, 0.7)
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
@@ -68,6 +57,8 @@ def test_a_branch_beside_a_projection_has_its_beta(case):
 def test_what_makes_no_sense_in_a_resnet_is_refused(case, options):
     with raises_user_error("granularity", "branches"):
         decay.attach(case.model, 0.7, **options)
+    with raises_user_error("gain"):
+        decay.attach(case.model, 0.7, "gain")
     assert hooks(case.model) == 0
 
 

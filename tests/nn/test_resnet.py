@@ -1,13 +1,9 @@
 """Our ResNet against torchvision's, plain and with decay.attach; its depth, its stems, what it refuses."""
 
-import copy
-import math
-
 import pytest
 import torch
 from foreign_resnets import Residual
 from refusals import raises_user_error
-from torch import nn
 from torchvision.models import resnet18
 from torchvision.models.resnet import BasicBlock
 from torchvision.models.resnet import ResNet as Torchvision
@@ -126,71 +122,9 @@ def test_it_computes_in_bfloat16_and_returns_single_precision():
         ({"width": 0}, "width"),
         ({"alpha_min": 0.0}, "alpha_min"),
         ({"pixels": "imagenet", "channels": 1}, "pixels unit"),
+        ({"schedule": "gain", "alpha_min": 0.7}, ("gain", "ResNet")),
     ],
 )
 def test_wrong_arguments_are_refused(options, message):
     with raises_user_error(message):
         ResNet(**SMALL | options)
-
-
-def without_eps(net):
-    for module in net.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.eps = 1e-14  # torch refuses 0
-    return net.double()
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_gains_begin_again_at_projected_shortcuts(training):
-    """conv and batch norm forget the scale of the stream, so that P is 1 before each projection."""
-    options = SMALL | {"depth": 9, "alpha_min": 0.6, "pixels": "unit"}
-    torch.manual_seed(0)
-    decayed, gained = (without_eps(ResNet(**options, schedule=schedule)) for schedule in ("linear", "gain"))
-    assert decayed.shortcuts.restarts == gained.shortcuts.restarts == (2, 4, 7)
-    weights = {name: value for name, value in decayed.state_dict().items() if name not in ("alphas", "betas")}
-    gained.load_state_dict(gained.state_dict() | weights)
-    x = images(16, 4).double()
-    for net in (decayed, gained):
-        net.train()
-        for module in net.modules():
-            if isinstance(module, nn.BatchNorm2d):
-                module.momentum = 1.0  # statistics of this batch, for evaluation
-        net.pooled(x)
-        net.train(training)
-    alphas = decayed.shortcuts.alphas
-    torch.testing.assert_close(decayed.pooled(x) / math.prod(alphas[7:]), gained.pooled(x), rtol=1e-8, atol=1e-11)
-    logits = [net(x) for net in (decayed, gained)]
-    torch.testing.assert_close(*logits, rtol=1e-8, atol=1e-11)
-    slopes = []
-    for net, output in zip((decayed, gained), logits, strict=True):
-        slopes.append(torch.autograd.grad(output.square().sum(), [*net.parameters()]))
-    for ours, theirs in zip(*slopes, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-9)
-    assert gained.shortcuts.betas[7] == pytest.approx(1 / alphas[7])
-    assert decayed.shortcuts.gains == pytest.approx(gained.shortcuts.gains)
-
-
-def test_gains_of_files_without_a_factor_of_the_classifier_keep_their_function():
-    """Version 0.2.0 before the factor: the classifier read the features undivided. Official files take the factor."""
-    torch.manual_seed(0)
-    options = SMALL | {"alpha_min": 0.6, "schedule": "gain"}
-    net = ResNet(**options).eval()
-    assert net.fc.factor == pytest.approx(1 / net.shortcuts.betas[-1])
-    x = images(16)
-    earlier = net.state_dict()
-    del earlier["fc.scale"]
-    undivided = nn.functional.linear(net.pooled(x), net.fc.weight, net.fc.bias)
-    assert not torch.allclose(net(x), undivided, rtol=0.05)
-    old, again = ResNet(**options).eval(), ResNet(**options).eval()
-    old.load_state_dict(earlier)
-    again.load_state_dict(old.state_dict())
-    for each in (old, again, copy.deepcopy(again)):
-        torch.testing.assert_close(each(x), undivided)
-        assert each.head_gains() == {"fc.weight": 1.0}
-    old.load_state_dict(net.bfloat16().state_dict())
-    assert old.fc.factor == net.fc.factor
-    official_file = {name: value for name, value in ResNet(**SMALL).state_dict().items() if name != "alphas"}
-    again.load_state_dict(official_file)
-    assert again.fc.factor == net.fc.factor
-    with raises_user_error("classifier", "alpha_min"):
-        old.load_state_dict(earlier | {"fc.scale": torch.tensor(0.9)})

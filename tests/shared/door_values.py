@@ -24,7 +24,6 @@ IMPOSSIBLE: list[tuple[object, str]] = [
     ("no", "kind output_skip length projector mode learned SiT.time CIFAR100.labels"),
     (NOWHERE, "path teacher DINOv2.weights Inception.weights"),
     (["no"], "metrics"),
-    ([-1], "restarts"),
     ([0, 1.5], "indices"),
     ([0, 2], "Samples.classes"),
     ([2.0], "generate.labels"),

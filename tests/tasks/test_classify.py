@@ -4,7 +4,6 @@ import pytest
 import torch
 from conftest import same, state, tiny_net, tiny_trainer, train
 from lightning.pytorch.callbacks import LambdaCallback
-from official_files import change_training
 from refusals import find_line, raises_user_error
 from runs import configuration, fit
 from small_vit import batch, fine_tuning, linear_probe, small_vit
@@ -53,29 +52,6 @@ def test_a_resumed_resnet_has_the_running_statistics_of_the_run_that_was_not_sto
     rest = part("rest", ckpt_path=tmp_path / "whole" / "checkpoints" / "step_00000003.ckpt")
     assert same(rest, whole)
     assert whole["net.bn1.num_batches_tracked"] == 6
-
-
-def test_a_resnet_with_gain_of_a_file_without_the_factor_of_its_head_resumes_with_its_function(tmp_path):
-    def task():
-        torch.manual_seed(0)
-        sizes = {"width": 8, "num_classes": 10, "stem": "cifar", "pixels": "unit"}
-        return ClassifyTask(ResNet(8, 1, **sizes, alpha_min=0.7, schedule="gain"))
-
-    def drop(contents):
-        del contents["state_dict"]["net.fc.scale"]
-
-    earlier = task()
-    contents = earlier.net.state_dict()
-    del contents["fc.scale"]
-    earlier.net.load_state_dict(contents)
-    saved = LastCheckpoint(keep_every_n_steps=3)
-    tiny_trainer(tmp_path / "whole", saved, max_steps=6).fit(earlier, Digits(32))
-    changed = change_training(tmp_path / "whole" / "checkpoints" / "step_00000003.ckpt", tmp_path, drop)
-    again = task()
-    tiny_trainer(tmp_path / "rest", max_steps=6).fit(again, Digits(32), ckpt_path=changed)
-    assert again.net.fc.factor == 1.0
-    assert same(state(again), state(earlier))
-    assert load(changed).net.fc.factor == 1.0
 
 
 def test_whatever_is_frozen_stays_as_it_was(tmp_path):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from uvit_decay.decay.blocks import Gated, Pairs, Single, known_pairs
-from uvit_decay.decay.hooks import ExecutionOrder, HookedBranches, HookedPair, HookedProjection
+from uvit_decay.decay.hooks import ExecutionOrder, HookedBranches, HookedPair
 from uvit_decay.decay.schedule import (
     Branches,
     Granularity,
@@ -125,8 +125,7 @@ def attach(
     count = sum(len(group.norms) for group in groups)
     if count % per_block:
         raise UserError(f"branches come in twos, attention and MLP, got {count}; see `pairs` of decay.attach")
-    projected = _find_projected(groups)
-    weights = shortcuts(count // per_block, alpha_min, schedule, granularity, index, branches, per_block, projected)
+    weights = shortcuts(count // per_block, alpha_min, schedule, granularity, index, branches, per_block)
     if weights.depth is not None:
         raise UserError(f"the schedule {schedule!r} has no shortcuts to attach; use the networks of uvit_decay.nn")
     if weights.per_channel and dim is None:
@@ -195,18 +194,6 @@ def _build_branches(model: nn.Module, pairs: Pairs) -> list[HookedBranches]:
     if len(set(starts)) != len(starts):
         raise UserError("two branches begin with the same module; each needs its own, or one entry in `pairs`")
     return groups
-
-
-def _find_projected(groups: Sequence[HookedBranches]) -> list[int]:
-    """Return the numbers of the branches beside projected shortcuts."""
-    numbers = []
-    first = 0
-    for group in groups:
-        last = first + len(group.norms)
-        if isinstance(group, HookedProjection):
-            numbers += range(first, last)
-        first = last
-    return numbers
 
 
 def _device_of(model: nn.Module) -> torch.device:

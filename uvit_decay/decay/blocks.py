@@ -39,8 +39,7 @@ class Single:
     """Names of a block with a single residual branch, as a ResNet's: y = relu(shortcut(x) + f(x)).
 
     `first` and `last` are the modules that the branch calls first, with x, and last. `projection` is the shortcut if it
-    is a module, called with x after the branch; None is the identity. The schedule `gain` assumes that a projection
-    ends in a norm, so that its output does not depend on the scale of x.
+    is a module, called with x after the branch; None is the identity.
     """
 
     first: str

@@ -120,7 +120,6 @@ def shortcuts(
     index: Index = "code",
     branches: Branches = "both",
     per_block: Literal[1, 2] = 2,
-    restarts: Sequence[int] = (),
 ) -> Shortcuts:
     """Return the shortcut weights of `per_block` * `blocks` residual branches.
 
@@ -137,7 +136,6 @@ def shortcuts(
             alpha = 1 (Table 3b).
         per_block: residual branches of a block: 2 in a transformer, 1 in a ResNet. A ResNet needs the default
             `granularity` and `branches`.
-        restarts: branches beside a projected shortcut, see `Shortcuts`.
 
     Raises:
         UserError: arguments are out of range or do not fit together, or weights are not finite in float32.
@@ -148,19 +146,17 @@ def shortcuts(
         raise UserError("a ResNet's block has one residual branch; leave out granularity and branches")
     _check_schedule(schedule, alpha_min, branches, per_block)
     count = per_block * blocks
-    for branch in restarts:
-        check_whole(0, count - 1, restarts=branch)
     if not isinstance(schedule, str):
         numbers = schedule(count) if callable(schedule) else schedule
-        return replace(read_weights(numbers, count), restarts=tuple(restarts))
+        return read_weights(numbers, count)
     if schedule in DEPTH_ATTENTION:
         ones = (1.0,) * count
         return Shortcuts(ones, ones, ones, "queries", depth=DEPTH_ATTENTION[schedule])
     kind = SHORTCUTS[schedule]
     depths = _branch_depths(count, granularity, index, branches)
-    weights = replace(kind.weights(depths, alpha_min), restarts=tuple(restarts))
+    weights = kind.weights(depths, alpha_min)
     if kind.gains:
-        return weights.with_gains()
+        return replace(weights, alphas=(1.0,) * count, betas=weights.gains)
     return weights
 
 

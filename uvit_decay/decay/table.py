@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -65,10 +65,6 @@ class Shortcuts:
         scales: factors of the norms' outputs.
         learned: the weights that are parameters; the numbers here are their initial values.
         per_channel: whether there is a beta for each channel.
-        restarts: branches beside a projected shortcut that ends in a norm (in a ResNet). The output of such a shortcut
-            does not depend on the scale of the stream, so the product P starts again with the branch's own alpha.
-        divided: the number by which `with_gains` has divided the last state: P after the last branch. A layer that
-            reads the last state without a norm multiplies by it.
         depth: attention over depth instead of shortcuts; alphas and betas are then 1.
     """
 
@@ -77,8 +73,6 @@ class Shortcuts:
     scales: tuple[float, ...]
     learned: Literal["alphas", "betas", "queries"] | None = None
     per_channel: bool = False
-    restarts: tuple[int, ...] = ()
-    divided: float = 1.0
     depth: DepthAttention | None = None
 
     @property
@@ -91,18 +85,8 @@ class Shortcuts:
         return tuple(names)
 
     @property
-    def products(self) -> tuple[float, ...]:
-        """The products P_{k+1} of the alphas up to and including branch k; P starts at 1, and again at `restarts`."""
-        products = []
-        product = 1.0
-        for k, alpha in enumerate(self.alphas):
-            product = alpha if k in self.restarts else product * alpha
-            products.append(product)
-        return tuple(products)
-
-    @property
     def gains(self) -> tuple[float, ...]:
-        """The gains beta_k / P_{k+1} of the branches in an equivalent network with plain shortcuts.
+        """The gains beta_k / P_{k+1} of the branches in an equivalent network with plain shortcuts; not of ResNets.
 
         Raises:
             UserError: alphas or betas are not positive, so that no such network exists, or gains exceed float32.
@@ -113,7 +97,9 @@ class Shortcuts:
                 "choose a schedule with positive weights"
             )
         gains = []
-        for beta, product in zip(self.betas, self.products, strict=True):
+        product = 1.0
+        for alpha, beta in zip(self.alphas, self.betas, strict=True):
+            product *= alpha
             gains.append(beta / product if product > 0 else math.inf)
         if not all(map(is_float32, gains)):
             raise UserError(
@@ -121,11 +107,6 @@ class Shortcuts:
                 "set alpha_min closer to 1"
             )
         return tuple(gains)
-
-    def with_gains(self) -> Shortcuts:
-        """Return plain shortcuts with `gains` as betas: the same function, with a last state that is `divided`."""
-        ones = (1.0,) * len(self.alphas)
-        return replace(self, alphas=ones, betas=self.gains, divided=self.products[-1])
 
     def tensor(self, name: str, dim: int) -> Tensor:
         """Return the weights called `name`, float32 (branches,), or (branches, dim) if learned for each channel."""
@@ -150,8 +131,9 @@ class Kind:
         weights: function (depths u_k of the branches, alpha_min) -> shortcuts.
         falls: whether the weights depend on alpha_min, granularity, index and branches. If not, alpha_min and branches
             must keep their defaults; granularity and index are ignored.
-        gains: whether the result is `Shortcuts.with_gains` of these weights.
-        blocks: whether it needs blocks of two branches, or channels of one width, so that it does not fit a ResNet.
+        gains: whether the shortcuts are plain, with the `gains` of these weights as betas: the same function.
+        blocks: whether it needs blocks of two branches, channels of one width, or layers that read the stream through
+            norms, so that it does not fit a ResNet.
         plain_start: whether the network equals the plain network at the start of training, with the same weights, if
             all branches start at 0 (`zero_init`, SiT).
     """
@@ -264,6 +246,7 @@ SHORTCUTS: dict[str, Kind] = {
         lambda depths, a: weighted(_linear(depths, a)),
         falls=True,
         gains=True,
+        blocks=True,
         plain_start=True,
     ),
     "mp_sum": Kind(

@@ -228,13 +228,6 @@ class DecayedNet(
             factors += [part._replace(module=f"{name}.{part.module}") for part in rows]
         return factors
 
-    def head_gains(self) -> dict[str, float]:
-        """Return the gains of parameters that read the last state without a norm, by name; none in most networks.
-
-        Such a layer is multiplied by P in an equivalent plain network, as a branch by its gain.
-        """
-        return {}
-
     def complete_state(self, state: dict[str, Tensor], prefix: str) -> None:
         """Add to a state_dict the recorded weights that it lacks and that loading would require.
 

@@ -4,10 +4,6 @@ A block computes relu(alpha * shortcut(x) + f(x)), where the shortcut is the ide
 L residual branches. Deeper networks have more blocks in the third of the four stages, as in the paper. Names, shapes
 and initialisation are torchvision's: its resnet18 weights load with strict=True, and with alpha_min = 1 the function is
 the same. b = batch, d = width of the pooled features.
-
-No norm precedes the classifier, so it reads the scale of the stream. With the schedule `gain` the features are the
-decay's divided by P, the product of the alphas since the last projection, and the classifier computes W (P x) + b. Then
-the logits are the decay's.
 """
 
 from __future__ import annotations
@@ -18,7 +14,6 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import linear
 from torchvision.models.resnet import BasicBlock
 
 from uvit_decay import decay
@@ -27,7 +22,6 @@ from uvit_decay.nn.base import DecayedNet
 from uvit_decay.nn.embed import Pixels, PixelScale, without_autocast
 from uvit_decay.nn.inputs import check_images_of_resnet
 from uvit_decay.nn.intermediates import Layer
-from uvit_decay.nn.recorded import agree
 from uvit_decay.runtime.errors import UserError, check_whole
 from uvit_decay.runtime.typed import check_types
 
@@ -48,28 +42,6 @@ class DecayedBlock(BasicBlock):
     def zero_init(self) -> None:
         """Zero the scales of the last norm, so that the branch's output starts at 0."""
         nn.init.zeros_(self.bn2.weight)
-
-
-class ScaledLinear(nn.Linear):
-    """Linear layer W (c x) + b with a fixed factor c of its input, which state_dicts record as `scale`.
-
-    Loading sets c to the recorded factor, which is the constructor's or 1, see `ResNet.complete_state`.
-
-    Args:
-        inputs: number of values of an input.
-        outputs: number of values of an output.
-        factor: c, positive.
-    """
-
-    def __init__(self, inputs: int, outputs: int, factor: float) -> None:
-        super().__init__(inputs, outputs)
-        self.built = factor
-        self.factor = factor
-        self.register_buffer("scale", torch.tensor(factor, dtype=torch.float32))
-        self.register_load_state_dict_pre_hook(_read_factor)
-
-    def forward(self, x: Float[Tensor, "*b inputs"]) -> Float[Tensor, "*b outputs"]:
-        return linear(self.factor * x, self.weight, self.bias)
 
 
 @check_types
@@ -134,13 +106,9 @@ class ResNet(DecayedNet, pipeline_tag="image-classification"):
         self.layer3 = _stage(2 * width, 4 * width, depth - 6, stride=2)
         self.layer4 = _stage(4 * width, 8 * width, 2, stride=2)
         self.avgpool = nn.AdaptiveAvgPool2d(1)
-        projected = [k for k, block in enumerate(self.blocks()) if block.downsample is not None]
-        shortcuts = decay.shortcuts(depth, alpha_min, schedule, index=index, per_block=1, restarts=projected)
-        if num_classes and shortcuts.divided != 1.0:
-            self.fc = ScaledLinear(self.dim, num_classes, shortcuts.divided)
-        elif num_classes:
+        if num_classes:
             self.fc = nn.Linear(self.dim, num_classes)
-        self.record_shortcuts(shortcuts)
+        self.record_shortcuts(decay.shortcuts(depth, alpha_min, schedule, index=index, per_block=1))
 
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
@@ -156,25 +124,6 @@ class ResNet(DecayedNet, pipeline_tag="image-classification"):
     def linear_head(self) -> nn.Linear:
         """The linear layer of the classifier."""
         return self.fc
-
-    def head_gains(self) -> dict[str, float]:
-        """Return P, the scale of the features in relation to an equivalent plain network, for the classifier."""
-        if not self.num_classes:
-            return {}
-        gain = self.shortcuts.products[-1]
-        if isinstance(self.fc, ScaledLinear):
-            gain *= self.fc.factor
-        return {"fc.weight": gain}
-
-    def complete_state(self, state: dict[str, Tensor], prefix: str) -> None:
-        """Add what a state_dict lacks, see `DecayedNet`; before the factor existed, classifiers had 1."""
-        scale = f"{prefix}fc.scale"
-        scaled = self.num_classes and isinstance(self.fc, ScaledLinear)
-        if scaled and f"{prefix}fc.weight" in state and scale not in state:
-            is_official = f"{prefix}alphas" not in state
-            factor = self.fc.built if is_official else 1.0
-            state[scale] = torch.tensor(factor, dtype=torch.float32)
-        super().complete_state(state, prefix)
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b classes"]:
         """Return logits; raise a UserError if the network has no classifier."""
@@ -219,19 +168,3 @@ def _stage(inside: int, outside: int, blocks: int, stride: int) -> nn.Sequential
     for _ in range(blocks - 1):
         stage.append(DecayedBlock(outside, outside))
     return stage
-
-
-def _read_factor(head: ScaledLinear, state: dict[str, Tensor], prefix: str, *_: object) -> None:
-    """Take the factor from a state_dict (hook before it is loaded); raise a UserError if it is another network's."""
-    value = state.get(f"{prefix}scale")
-    if value is None:
-        return
-    stored = value.item()
-    for factor in (head.built, 1.0):
-        if agree(value, [factor] if value.ndim else factor):
-            head.factor = factor
-            return
-    raise UserError(
-        f"the weights were trained with a classifier of scale {stored:.4g}, this network has {head.built:.4g}; "
-        "set alpha_min, schedule and index to match"
-    )

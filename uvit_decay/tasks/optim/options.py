@@ -76,8 +76,8 @@ class Optimization:
         cooldown: length of the cool-down of `wsd`, in optimizer steps.
         rate_over_gain: divide the learning rate of the last layer of each branch, or of its gate in SiT and DiT, by the
             branch's gain, beta / P with P the product of the alphas up to it, so that each branch moves as in the
-            plain network; of a ResNet's classifier, by P. With sgd the rate is divided by the square. It does not work
-            with lars, nor with muon for networks with gates: see `uvit_decay.tasks.optim.rate_over_gain`.
+            plain network. With sgd the rate is divided by the square. It does not work with lars, with muon for
+            networks with gates, nor for ResNets: see `uvit_decay.tasks.optim.rate_over_gain`.
     """
 
     lr: float | None = None

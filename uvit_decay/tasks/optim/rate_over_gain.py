@@ -11,8 +11,7 @@ decayed network stays equal to the plain one, without weight decay, if each step
   1. The step of a bias, and the first step of a matrix that starts at 0, are steps of SGD, which need 1 / g^2.
 - **Muon for a gate**: no factor does this. A gate is some rows of a matrix, and Muon orthogonalises the whole update.
 
-A layer that reads the last state without a norm (the classifier of a ResNet) has a gain, too: P, the scale of the
-state in relation to the plain network (`DecayedNet.head_gains`).
+A ResNet is refused: its classifier and its projections read the stream without a norm.
 
 With weight decay, the rows shrink at the corrected rate too: by the factor 1 - rate * weight_decay in a step of AdamW.
 """
@@ -28,6 +27,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from uvit_decay.nn.base import DecayedNet
+from uvit_decay.nn.resnet import ResNet
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks.parallel.sharding import local_shard, shard_like
 
@@ -46,11 +46,13 @@ class RateFactors:
 
 
 def rate_factors(net: nn.Module, power: int) -> RateFactors:
-    """Return the factors gain^-power of the rows to which the branches of `net` are proportional, and of its head.
+    """Return the factors gain^-power of the rows to which the branches of `net` are proportional.
 
     Raises:
-        UserError: a network without fixed shortcuts, or with alphas or betas that are not positive.
+        UserError: a ResNet, a network without fixed shortcuts, or alphas or betas that are not positive.
     """
+    if isinstance(net, ResNet):
+        raise UserError("rate_over_gain is for transformers, not for a ResNet: set it to false")
     if not isinstance(net, DecayedNet) or net.shortcuts.learned:
         raise UserError(f"rate_over_gain: this {type(net).__name__} has no fixed shortcuts, set it to false")
     factors = RateFactors()
@@ -66,11 +68,6 @@ def rate_factors(net: nn.Module, power: int) -> RateFactors:
             each = count // rows.parts
             first = rows.part * each
             of_rows[first : first + each] = factor
-    for name, gain in net.head_gains().items():
-        if gain != 1.0:
-            # Not a group of its own, so that optimizers of earlier checkpoints have the same groups.
-            rows = net.get_parameter(name).shape[0]
-            factors.of_rows[name] = torch.full((rows,), 1 / gain**power, dtype=torch.float64)
     return factors
 
 
