@@ -107,8 +107,9 @@ CALLS: dict[Callable[..., Any], dict[str, Any]] = {
 # Decorated names whose arguments are tensors, files or objects, which other tests damage.
 OBJECTS = """
     export_file import_official export_folder open_images open_data open_reference save_statistics open_network
-    DiffusionModel Sampler sde_sampler generate_uint8 log_likelihood frechet_distance mind knn_accuracy noise_share
-    spectrum_entropy effective_rank_exp mean_share cknna ImageData RunLogger AuxiliaryLoss
+    DiffusionModel Sampler sde_sampler generate_uint8 log_likelihood frechet_distance mind label_consistency
+    knn_accuracy logistic_grid LinearProbe Reconstructor noise_share FileImages ArrayImages FeatureOptions
+    NetworkFeatures spectrum_entropy effective_rank_exp mean_share cknna ImageData RunLogger AuxiliaryLoss
 """
 
 

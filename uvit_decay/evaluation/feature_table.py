@@ -15,6 +15,7 @@ from uvit_decay.generation.options import PrecisionOption
 from uvit_decay.representations.options import TIMM
 from uvit_decay.runtime.command_line import Bounds
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.typed import check_types
 
 if TYPE_CHECKING:
     from uvit_decay.metrics.extractors import Extractor
@@ -98,6 +99,7 @@ EXTRACTORS: dict[str, Callable[[ExtractorRequest], Extractor]] = {
 }
 
 
+@check_types
 @dataclass(frozen=True)
 class FeatureOptions:
     __doc__ = f"""Features in which images are compared.

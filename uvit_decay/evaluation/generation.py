@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -26,7 +26,7 @@ from uvit_decay.evaluation.statistics_file import Reference, StatisticsFile
 from uvit_decay.metrics.consistency import label_consistency
 from uvit_decay.metrics.extractors import Extractor
 from uvit_decay.runtime.distributed import Processes
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.errors import UserError, check_whole
 from uvit_decay.runtime.files import at_home
 from uvit_decay.runtime.progress import track
 from uvit_decay.runtime.random import subset
@@ -37,7 +37,7 @@ MOST_REFERENCE = 50_000  # training images in a reference, and images on which a
 
 @check_types
 def open_reference(
-    name: str, channels: int, image_size: int | None = None, on_white: bool = True
+    name: str, channels: Literal[1, 3], image_size: int | None = None, on_white: bool = True
 ) -> tuple[StatisticsFile | None, ImageSource | None]:
     """Open a reference: statistics, images, or both for ADM's reference files.
 
@@ -83,6 +83,9 @@ class Comparison:
     device: torch.device
     batch_size: int = 64
     options: MetricOptions = field(default_factory=MetricOptions)
+
+    def __post_init__(self) -> None:
+        check_whole(1, batch_size=self.batch_size)
 
     @property
     def metrics(self) -> tuple[str, ...]:

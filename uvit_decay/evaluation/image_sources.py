@@ -7,7 +7,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -21,11 +21,13 @@ from uvit_decay.data.labels import LabelOptions
 from uvit_decay.data.listing import describe_listing, list_images
 from uvit_decay.data.reading import OnDisk, check_headers, read, size_of
 from uvit_decay.evaluation import npz
+from uvit_decay.generation.options import MOST_IMAGES
 from uvit_decay.generation.samples import PATHS, Samples
 from uvit_decay.images.io import to_grey
 from uvit_decay.runtime.distributed import COMPARED
-from uvit_decay.runtime.errors import UserError, explain
+from uvit_decay.runtime.errors import UserError, check_whole, explain
 from uvit_decay.runtime.random import subset
+from uvit_decay.runtime.typed import check_types
 
 MOST_CLASSES = 100_000  # limit of the labels of an array
 SOURCE = "path"  # key of the fingerprint of files: their folder, archive or array
@@ -96,6 +98,7 @@ def expand_channels(images: Tensor, channels: int) -> Tensor:
     return images.clone(memory_format=torch.contiguous_format)
 
 
+@check_types
 class FileImages(ImageSource):
     """All images of a folder (at any depth), zip or tar, in the order of their names.
 
@@ -110,7 +113,9 @@ class FileImages(ImageSource):
             MOST_MEASURED images are looked at.
     """
 
-    def __init__(self, path: Path, channels: int, image_size: int | None, reading: Reading = AS_TRAINED) -> None:
+    def __init__(
+        self, path: Path, channels: Literal[1, 3], image_size: int | None, reading: Reading = AS_TRAINED
+    ) -> None:
         options = LabelOptions(flag="", column_flag="data.label_column of a configuration")
         self.listing = list_images(path, None, options)
         side = image_size or size_of(self.listing)
@@ -162,6 +167,7 @@ def describe_file(kind: str, path: Path) -> dict[str, Any]:
     return {kind: str(path.resolve()), "size": stat.st_size, "time": stat.st_mtime_ns}
 
 
+@check_types
 class ArrayImages(ImageSource):
     """Images of an .npz as ADM's suite and sample.py write it: `arr_0` uint8 (n, h, w, c), labels `arr_1` int64 (n,).
 
@@ -175,7 +181,7 @@ class ArrayImages(ImageSource):
         UserError: the file cannot be read, or `arr_0` or `arr_1` have another form.
     """
 
-    def __init__(self, path: Path, channels: int) -> None:
+    def __init__(self, path: Path, channels: Literal[1, 3]) -> None:
         self.path = path
         present = npz.names(path)
         if "arr_0" not in present:
@@ -332,6 +338,7 @@ class GeneratedImages(ImageSource):
     prefetch = False  # the network and the extractor share a device
 
     def __init__(self, samples: Samples, num: int, channels: int, class_names: tuple[str, ...] = ()) -> None:
+        check_whole(1, MOST_IMAGES, num=num)
         self.samples = samples
         self.num = num
         self.class_names = class_names

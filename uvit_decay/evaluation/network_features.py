@@ -14,11 +14,13 @@ from uvit_decay.images.io import to_float
 from uvit_decay.metrics.extractors import Extractor, Features
 from uvit_decay.representations.pooled import PooledNetwork, open_pooled
 from uvit_decay.runtime.tensor_files import digest
+from uvit_decay.runtime.typed import check_types
 
 SHORT = 12  # digits of the SHA-256 in names
 _AT_ONCE = 16  # images in a batch on a CPU
 
 
+@check_types
 class NetworkFeatures(Extractor):
     """Pooled features of an encoder or classifier: a checkpoint of this project, or a model of timm.
 

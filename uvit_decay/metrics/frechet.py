@@ -126,7 +126,9 @@ class Moments(Metric):
 
 
 def check_features(metric: str, real: Tensor, fake: Tensor) -> None:
-    """Raise a UserError unless two sets of features, (n, d) and (m, d), have the same width d and are finite."""
+    """Raise a UserError unless two sets of features, (n, d) and (m, d), are not empty, finite and of equal width d."""
+    if not (len(real) and len(fake)):
+        raise UserError(f"{metric}: {len(real)} real and {len(fake)} fake images, give one or more of both")
     if real.shape[1] != fake.shape[1]:
         raise UserError(f"{metric}: {real.shape[1]} features per real image, but {fake.shape[1]} per fake image")
     if not (real.isfinite().all() and fake.isfinite().all()):

@@ -20,6 +20,7 @@ from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.nn.intermediates import HasIntermediates, Pool, pooled, states_of
 from uvit_decay.runtime.concurrency import read_ahead
 from uvit_decay.runtime.distributed import Processes, batches
+from uvit_decay.runtime.errors import check_whole
 from uvit_decay.runtime.precision import Precision, computing
 from uvit_decay.runtime.progress import track
 from uvit_decay.runtime.random import indices_on, normal
@@ -60,6 +61,9 @@ class TokenReader:
     device: torch.device
     precision: Precision
     batch_size: int
+
+    def __post_init__(self) -> None:
+        check_whole(1, batch_size=self.batch_size)
 
     def states(
         self,

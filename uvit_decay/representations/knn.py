@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from uvit_decay.nn.embed import without_autocast
+from uvit_decay.representations.logistic import check_cells
+from uvit_decay.runtime.errors import check_numbers, check_whole
 from uvit_decay.runtime.typed import check_types
 
 SIMILARITIES = 2**24  # entries of a chunk of the similarity matrix: 64 MiB
@@ -45,6 +47,9 @@ def knn_accuracy(
         uniform: one vote for each neighbour, instead of DINO's weights.
         centred: take cosines around the mean of the grid point's training samples.
     """
+    check_whole(1, k=k)
+    check_numbers("(0, inf)", temperature=temperature)
+    check_cells(train, train_labels, test, test_labels)
 
     def centre(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         mean = x.mean(dim=0)

@@ -19,12 +19,15 @@ from torch.nn.functional import cross_entropy
 from torch.optim import Adam, AdamW, Optimizer
 
 from uvit_decay.nn.embed import without_autocast
+from uvit_decay.runtime.errors import MOST_SEED, check_numbers, check_whole
 from uvit_decay.runtime.optimizers import LARS
 from uvit_decay.runtime.random import generator
+from uvit_decay.runtime.typed import check_types
 
 CHUNK = 4096  # test images at a time
 
 
+@check_types
 @dataclass(frozen=True)
 class LinearProbe:
     """A way to train linear classifiers.
@@ -51,6 +54,13 @@ class LinearProbe:
     norm: bool = False
     std: float | None = None
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_whole(1, epochs=self.epochs, batch_size=self.batch_size)
+        check_whole(0, MOST_SEED, seed=self.seed)
+        check_numbers("(0, inf)", lr=self.lr)
+        if self.std is not None:
+            check_numbers("[0, inf)", std=self.std)
 
     def configure(self, epochs: int | None, seed: int) -> LinearProbe:
         """Return this probe with another number of epochs, unless it is None, and a seed."""

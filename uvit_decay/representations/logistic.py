@@ -20,8 +20,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from uvit_decay.nn.embed import without_autocast
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.errors import UserError, check_numbers, check_whole, require_shape
 from uvit_decay.runtime.random import generator
+from uvit_decay.runtime.typed import check_types
 
 LOGITS = 2**20  # logits of a chunk of samples: 4 MiB fit a CPU's cache; all n x k x r are never allocated
 PAIRS = 6  # (step, change of the gradient) pairs that L-BFGS stores
@@ -228,6 +229,16 @@ class GridScores:
     every_test: Float[Tensor, "m r"]
 
 
+def check_cells(train: Tensor, train_labels: Tensor, test: Tensor, test_labels: Tensor) -> None:
+    """Raise a UserError unless there are samples, as many labels, and equal grid points in training and test."""
+    require_shape(train.shape[1:2], train_labels=train_labels)
+    require_shape(test.shape[1:2], test_labels=test_labels)
+    require_shape((train.shape[0], test.shape[1], train.shape[2]), test=test)
+    if not all(train.shape + test.shape):
+        raise UserError(f"there is nothing to classify: train {tuple(train.shape)}, test {tuple(test.shape)}")
+
+
+@check_types
 @torch.no_grad()
 def logistic_grid(
     train: Cells,
@@ -261,6 +272,12 @@ def logistic_grid(
     Raises:
         UserError: there are fewer than five training samples, or no candidate.
     """
+    check_cells(train, train_labels, test, test_labels)
+    check_whole(1, 2**63 - 1, budget=budget)
+    for number in iterations:
+        check_whole(1, iterations=number)
+    for penalty in l2_grid:
+        check_numbers("(0, inf)", l2_grid=penalty)
     n = len(train_labels)
     if n < 5 or not l2_grid:
         raise UserError(f"a grid of probes needs five training samples and an l2 penalty, got {n} and {len(l2_grid)}")

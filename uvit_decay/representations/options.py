@@ -104,6 +104,7 @@ class Probing(ProtocolOptions):
         return self.times or TIMES
 
 
+@check_types
 @dataclass(frozen=True)
 class Alignment:
     """Reference of --protocol repa.

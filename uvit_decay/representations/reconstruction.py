@@ -15,14 +15,16 @@ from uvit_decay.images.io import labelled_grid, to_uint8
 from uvit_decay.nn import MAE
 from uvit_decay.nn.embed import unpatchify
 from uvit_decay.nn.mae import visible_patches
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole
 from uvit_decay.runtime.precision import Precision, computing
 from uvit_decay.runtime.random import indices_on, uniform
+from uvit_decay.runtime.typed import check_types
 
 HEADINGS = ("image", "masked", "reconstruction")
 CELL = 96  # pixels: the width of the longest heading
 
 
+@check_types
 @dataclass(frozen=True)
 class Reconstructor:
     """An MAE that reconstructs masked images. A mask is a function of the seed and the image's number.
@@ -53,6 +55,7 @@ class Reconstructor:
             network = type(self.net).__name__
             hint = "give a masked autoencoder (official files with a decoder are named *_full and mae_visualize_*)"
             raise UserError(f"cannot reconstruct images, {network} has no decoder: {hint}")
+        check_whole(0, MOST_SEED, seed=self.seed)
         visible_patches(self.net.patch_embed.tokens, self.mask_ratio)
 
     @torch.no_grad()

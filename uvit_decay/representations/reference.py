@@ -19,7 +19,7 @@ from uvit_decay.representations.features import TokenReader, final_norm
 from uvit_decay.representations.networks import ProbedNetwork, fit_pictures, open_network
 from uvit_decay.representations.options import Alignment, Probing
 from uvit_decay.runtime.distributed import Processes
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.errors import UserError, check_whole, require_shape
 from uvit_decay.runtime.precision import Precision
 from uvit_decay.runtime.random import subset
 from uvit_decay.runtime.typed import check_types
@@ -172,6 +172,7 @@ class Neighbourhood:
     @classmethod
     def of(cls, features: Float[Tensor, "n d"], k: int = NEIGHBOURS) -> Neighbourhood:
         """Return the neighbours of features of more than k + 1 images, on their device."""
+        check_whole(1, len(features) - 2, k=k)
         x = normalize(features.float(), dim=1)
         indices = []
         values = []
@@ -215,6 +216,7 @@ def cknna(a: Neighbourhood, b: Neighbourhood) -> Float64[Tensor, ""]:
         a: neighbourhood of n images in the features of one network, see `Neighbourhood.of`.
         b: neighbourhood of the same images in the features of the other network, with the same k.
     """
+    require_shape(a.index.shape, b=b.index)
     scale = a.alignment(a) * b.alignment(b)
     denominator = scale.clamp(min=0).sqrt() + ADDED
     return torch.where(scale > 0, a.alignment(b) / denominator, 0.0)
