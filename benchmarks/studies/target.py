@@ -39,6 +39,7 @@ OTHER_TIME = "0.3"  # of accuracies: reported, decides nothing
 TARGETS = {"v": "velocity", "x": "x"}
 WIRINGS = {"skips": "with skips", "plain": "without skips"}
 PANELS = {ACCURACY: "accuracy at t = 0.1, %", NOISE_SHARE: "noise share at t = 0.3, %"}
+CHOSEN_ON = "0"  # the seed of the runs that chose the deciding blocks
 GAINS = "gain of the decay, points"
 COLOURS = {"v": "C0", "x": "C4"}
 LINES = {("", "1.0"): "--", ("_decay", "0.8"): "-"}  # by the end of the arm's name and its alpha_min
@@ -81,15 +82,27 @@ def print_gains(found: ByArm, what: str) -> None:
 
 def print_target(tables: Path, steps: int) -> None:
     """Print the tables of target, skips, decay and parts of the decay, which the pages of results show."""
+    accuracies = read_statistics(tables, ACCURACY, steps)
     print_arms(tables, steps)
-    print_gains(read_statistics(tables, ACCURACY, steps), "gain in accuracy")
+    print_gains(accuracies, "gain in accuracy")
     print_gains(read_statistics(tables, ACCURACY, steps, OTHER_TIME), f"at t = {OTHER_TIME}")
     print_gains(read_best(tables, steps), "at the best block of each arm")
     print_gains(read_statistics(tables, NOISE_SHARE, steps), "change of the noise share")
-    print_controls(read_statistics(tables, ACCURACY, steps), "part of the decay, accuracy")
+    print_controls(accuracies, "part of the decay, accuracy")
     print_controls(read_statistics(tables, ACCURACY, steps, OTHER_TIME), f"part of the decay, t = {OTHER_TIME}")
     print_controls(read_best(tables, steps), "part of the decay, best block")
     print_controls(read_statistics(tables, NOISE_SHARE, steps), "part of the decay, noise share")
+    others = leave_out(accuracies, CHOSEN_ON)
+    print_gains(others, f"without seed {CHOSEN_ON}, gain in accuracy")
+    print_controls(others, f"part of the decay, without seed {CHOSEN_ON}")
+
+
+def leave_out(found: ByArm, seed: str) -> dict[str, dict[str, float]]:
+    """Return the statistics of all other seeds."""
+    rest = {}
+    for arm, by_seed in found.items():
+        rest[arm] = {other: value for other, value in by_seed.items() if other != seed}
+    return rest
 
 
 def print_controls(found: ByArm, what: str) -> None:
