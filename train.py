@@ -1,4 +1,4 @@
-"""Train a network, or check a run: python train.py --help. The program is uvit_decay/commands/train.py."""
+"""Train a network, or check a run: python train.py --help. The program is uvit_decay/commands/train/."""
 
 import sys
 

@@ -13,7 +13,7 @@ from conftest import ROOT
 from refusals import check_refusal, find_line, raises_user_error
 
 from uvit_decay import plots
-from uvit_decay.callbacks.checkpoint import AtomicCheckpointIO
+from uvit_decay.callbacks.last_checkpoint import AtomicCheckpointIO
 from uvit_decay.checkpoint.convert import export_file
 from uvit_decay.compare.report import save_csv
 from uvit_decay.data.latents.shards import write_labels

@@ -16,7 +16,7 @@ from runs import StopAt
 
 from uvit_decay.callbacks import Progress
 from uvit_decay.callbacks.periodic import Periodic
-from uvit_decay.commands.cli import CLI
+from uvit_decay.commands.train.launch import CLI
 from uvit_decay.data import Digits
 from uvit_decay.runtime.progress import track
 

@@ -10,7 +10,7 @@ from cifar_files import write_cifar
 from conftest import ROOT, leaves, train
 from refusals import find_line
 
-from uvit_decay.commands import checks
+from uvit_decay.commands.train import parser as checks
 from uvit_decay.data import CIFAR100
 from uvit_decay.nn import MAE, ResNet, SiT, UViT, ViT
 

@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import LambdaCallback
 from refusals import raises_user_error
 
 from uvit_decay.callbacks import EMA, BestCheckpoint, GenerationMetrics, LastCheckpoint, Preview
-from uvit_decay.commands.checks import check_nodes
+from uvit_decay.commands.train.parser import check_nodes
 from uvit_decay.data import Digits, Latents
 from uvit_decay.doctor import Finding, Report, Run
 from uvit_decay.doctor.cost import (

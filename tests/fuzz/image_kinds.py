@@ -17,7 +17,7 @@ from kind import Kind, Sources, anything_valid
 from PIL import Image
 from run_folders import a_run
 
-from uvit_decay.commands.cli import CLI
+from uvit_decay.commands.train.launch import CLI
 from uvit_decay.compare.runs import FinishedRun
 from uvit_decay.data import Images
 from uvit_decay.data.decoding import Box, Decoding, decode_box

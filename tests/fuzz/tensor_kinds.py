@@ -25,7 +25,7 @@ from uvit_decay.evaluation.statistics_file import save_statistics
 from uvit_decay.images.autoencoder import Autoencoder
 from uvit_decay.metrics import DINOv2, Inception, SmallClassifier
 from uvit_decay.metrics.frechet import Moments
-from uvit_decay.runs.check import check
+from uvit_decay.runs.compatibility import check
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.tensor_files import load_weights
 

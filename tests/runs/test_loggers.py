@@ -16,7 +16,7 @@ from refusals import find_line, raises_user_error
 
 from uvit_decay.callbacks import RunLogger
 from uvit_decay.callbacks.periodic import record
-from uvit_decay.commands import cli
+from uvit_decay.commands.train import launch
 from uvit_decay.data import Digits
 from uvit_decay.runs import history
 from uvit_decay.runs.log import RunFolder
@@ -81,7 +81,7 @@ def fit(monkeypatch, folder, *loggers, more=()):
     flags = [*net, "--trainer.logger=false", f"--trainer.callbacks={json.dumps(callbacks)}"]
     flags += ["--model.sampling.steps=1", *more]
 
-    class Added(cli.CLI):
+    class Added(launch.CLI):
         def instantiate_trainer(self, **options):
             return super().instantiate_trainer(**options, **({"logger": list(loggers)} if loggers else {}))
 
@@ -161,7 +161,7 @@ def test_a_root_that_cannot_be_written_is_found_before_training(tmp_path, monkey
     place = "default_root_dir" if logger == "false" else "logger.save_dir"
     flags = ["--config", str(DIGITS), f"--trainer.logger={logger}", f"--trainer.{place}={tmp_path / 'root' / 'x'}"]
     with raises_user_error("/root/x"):
-        cli.CLI.run(["fit", *flags])
+        launch.CLI.run(["fit", *flags])
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

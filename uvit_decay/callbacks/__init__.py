@@ -5,7 +5,7 @@ from uvit_decay.runtime.program import lazy
 MODULES = {
     "BestCheckpoint": "best",
     "BranchNorms": "branches",
-    "LastCheckpoint": "checkpoint",
+    "LastCheckpoint": "last_checkpoint",
     "EMA": "ema",
     "GenerationMetrics": "generation",
     "Preview": "previews",

@@ -15,7 +15,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities import rank_zero_info
 
-from uvit_decay.callbacks.checkpoint import write_atomically
+from uvit_decay.callbacks.last_checkpoint import write_atomically
 from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.checkpoint.io import read_training_checkpoint
 from uvit_decay.runs import history

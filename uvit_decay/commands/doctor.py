@@ -13,7 +13,7 @@ import torch.distributed as dist
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
-from uvit_decay.commands.cli import CLI
+from uvit_decay.commands.train.launch import CLI
 from uvit_decay.doctor import Finding, Report, Run, cost, length
 from uvit_decay.doctor.backend import check_backend
 from uvit_decay.doctor.environment import check_devices, check_weights, list_images, list_ranks, list_versions

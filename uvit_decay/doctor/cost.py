@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from lightning.pytorch import Callback
 
 from uvit_decay.callbacks.best import BestCheckpoint
-from uvit_decay.callbacks.checkpoint import LastCheckpoint
 from uvit_decay.callbacks.ema import EMA
+from uvit_decay.callbacks.last_checkpoint import LastCheckpoint
 from uvit_decay.doctor.rehearsal import FORWARD, Measurements
 from uvit_decay.doctor.report import Finding, Run, duration, gib
 from uvit_decay.runs.folder import find_runs

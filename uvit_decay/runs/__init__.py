@@ -6,8 +6,8 @@ A launch of train.py with --ckpt_path, in order; scripts that pass `ckpt_path` t
    number it takes the checkpoint with the highest step; `auto` skips runs whose settings differ in something that
    changes weights (`settings.is_same_run`). If its bytes do not fit their checksums, the next newest one is taken.
 2. The checks before any work: names, shapes and finiteness of all tensors (`form.check_form`), the function of the
-   network, and all settings that decide how training continues (`check.check`). Each difference is named, with the flag
-   that undoes it; `--resume.allow` accepts the differences that it lists.
+   network, and all settings that decide how training continues (`compatibility.check`). Each difference is named, with
+   the flag that undoes it; `--resume.allow` accepts the differences that it lists.
 3. The folder (`resume.resume`): the run goes on in the folder of the checkpoint if it is the newest one there and the
    settings keep the weights what they would have been. The folder is locked, after a wait for a program that still
    writes to it. Otherwise the run gets a new folder.

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from uvit_decay.checkpoint.io import ModelCard
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.runs import history
-from uvit_decay.runs.check import check, check_data, describe_changes
+from uvit_decay.runs.compatibility import check, check_data, describe_changes
 from uvit_decay.runs.counters import restore_counters, run_length
 from uvit_decay.runs.finish import finish
 from uvit_decay.runs.folder import find_previous_run, run_folder

@@ -11,8 +11,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_only
 
 from uvit_decay.data.datamodule import ImageData
-from uvit_decay.runs.check import check, has_images
 from uvit_decay.runs.checkpoints import NAMES, Checkpoints, find_newest, has_newer
+from uvit_decay.runs.compatibility import check, has_images
 from uvit_decay.runs.folder import claim_run, find_own_run
 from uvit_decay.runs.settings import Settings, allows, keeps_weights
 

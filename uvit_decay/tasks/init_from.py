@@ -20,7 +20,7 @@ from uvit_decay.data.datamodule import ImageData
 from uvit_decay.decay.table import NAMES
 from uvit_decay.nn.base import DataLayers, HasDataLayers
 from uvit_decay.nn.embed import resize_positions
-from uvit_decay.runs.check import check_data, compare_specs
+from uvit_decay.runs.compatibility import check_data, compare_specs
 from uvit_decay.runs.settings import Change, explain_refusal
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.instantiate import Spec

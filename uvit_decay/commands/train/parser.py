@@ -18,9 +18,9 @@ from lightning.pytorch.strategies import ParallelStrategy
 
 import uvit_decay
 from uvit_decay import diffusion
-from uvit_decay.commands.first_check import CONFIG_FLAGS, check_config
-from uvit_decay.commands.fit_help import FIT_FLAGS
-from uvit_decay.commands.messages import NAMEABLE, PRECISIONS, TAKEN, describe_error
+from uvit_decay.commands.train.help import FIT_FLAGS
+from uvit_decay.commands.train.messages import NAMEABLE, PRECISIONS, TAKEN, describe_error
+from uvit_decay.commands.train.words import CONFIG_FLAGS, check_config
 from uvit_decay.runtime.distributed import BY_HAND, find_launcher
 from uvit_decay.runtime.errors import MOST_SEED, UserError, check_numbers, check_whole, explain
 from uvit_decay.runtime.instantiate import GONE, current_path
@@ -48,7 +48,7 @@ CKPT_PATH = (
 )
 
 
-class Parser(LightningArgumentParser):
+class TrainParser(LightningArgumentParser):
     """A parser that reports a wrong option or config key in one line instead of a page of usage.
 
     An abbreviated option is wrong: it could become ambiguous, or mean another setting, in a later version.

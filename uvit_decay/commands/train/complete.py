@@ -11,8 +11,8 @@ from pathlib import Path
 from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch.utilities import rank_zero_info
 
-from uvit_decay.commands.first_check import CONFIG_FLAGS, sets_argument
-from uvit_decay.commands.own_pictures import cap_batch, name_run, prefer_minutes, start_from_noise_if_unfit
+from uvit_decay.commands.train.own_pictures import cap_batch, name_run, prefer_minutes, start_from_noise_if_unfit
+from uvit_decay.commands.train.words import CONFIG_FLAGS, sets_argument
 from uvit_decay.data import Digits, ImageData
 from uvit_decay.data.classes import class_list
 from uvit_decay.data.datamodule import Sizes

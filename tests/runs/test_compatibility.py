@@ -15,8 +15,8 @@ from small_mae import mae_task
 
 from uvit_decay.data import Digits
 from uvit_decay.diffusion.noise_path import VP, Linear
-from uvit_decay.runs.check import check
 from uvit_decay.runs.checkpoints import find_before
+from uvit_decay.runs.compatibility import check
 from uvit_decay.tasks.base import Optimization
 
 TINY = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.callbacks=[]", "--trainer.limit_val_batches=0"]

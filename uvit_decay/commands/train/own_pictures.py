@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import device, nn
 
 from uvit_decay.checkpoint.io import HOME, StoredModel
-from uvit_decay.commands.first_check import sets_argument
+from uvit_decay.commands.train.words import sets_argument
 from uvit_decay.data import ImageData
 from uvit_decay.runs.settings import resolve_class
 from uvit_decay.runtime.files import at_home

@@ -8,7 +8,7 @@ from jsonargparse import Namespace
 from refusals import find_line
 
 from uvit_decay.checkpoint import load
-from uvit_decay.commands.complete import leave_out_other_data, reset_alpha_min, unclip_latents
+from uvit_decay.commands.train.complete import leave_out_other_data, reset_alpha_min, unclip_latents
 from uvit_decay.data import AugmentedImages, Images, folder
 from uvit_decay.data.named import open_data
 

@@ -4,7 +4,7 @@ import pytest
 from conftest import train
 from refusals import find_line, refused
 
-from uvit_decay.commands.flags import find_flag
+from uvit_decay.commands.train.flags import find_flag
 from uvit_decay.runtime.errors import UserError
 
 CONFIG = {

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
-from uvit_decay.commands.fit_help import FIT_FLAGS, list_configs
+from uvit_decay.commands.train.help import FIT_FLAGS, list_configs
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import check_images_exist, check_is_file
 from uvit_decay.runtime.program import NUMBERS, PACKAGE, find_config

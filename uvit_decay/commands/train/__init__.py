@@ -26,8 +26,8 @@ Classes of your own:  --trust yours allows the classes of the module `yours`
 import time
 from collections.abc import Sequence
 
-from uvit_decay.commands.first_check import CONFIG_FLAGS, check_words
-from uvit_decay.commands.fit_help import ABOUT, SUBCOMMANDS, format_fit_help
+from uvit_decay.commands.train.help import ABOUT, SUBCOMMANDS, format_fit_help
+from uvit_decay.commands.train.words import CONFIG_FLAGS, check_words
 from uvit_decay.runtime.command_line import respell
 from uvit_decay.runtime.errors import UserError, user_errors
 from uvit_decay.runtime.program import DEFAULT_CONFIG, check_launcher_variables, find_bundled, localise, quiet_libraries
@@ -67,7 +67,7 @@ def _run(words: Sequence[str]) -> None:
         args[1:1] = ["--config", str(find_bundled(DEFAULT_CONFIG))]
     if args[0] in known and "--help" not in args:
         check_words(args[1:])
-    from uvit_decay.commands.cli import CLI  # imports Lightning, which takes seconds
+    from uvit_decay.commands.train.launch import CLI  # imports Lightning, which takes seconds
 
     if args[0] == DOCTOR:
         from uvit_decay.commands.doctor import Doctor  # imports every check

@@ -11,9 +11,10 @@ from refusals import find_line, raises_user_error
 
 import uvit_decay
 from uvit_decay import callbacks, data, diffusion, nn, tasks
-from uvit_decay.commands import cli, first_check
-from uvit_decay.commands.first_check import CONFIG_FLAGS, check_words
-from uvit_decay.commands.fit_help import FIT_FLAGS, SUBCOMMANDS
+from uvit_decay.commands.train import launch
+from uvit_decay.commands.train import words as first_check
+from uvit_decay.commands.train.help import FIT_FLAGS, SUBCOMMANDS
+from uvit_decay.commands.train.words import CONFIG_FLAGS, check_words
 
 CONFIG = ["--config", str(ROOT / "configs" / "digits.yaml")]
 MISTAKES = {
@@ -58,10 +59,10 @@ def flags(request) -> list[str]:
         raise SystemExit
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cli.CLI, "parse_arguments", remember)
+        patch.setattr(launch.CLI, "parse_arguments", remember)
         for name in SUBCOMMANDS:
             with pytest.raises(SystemExit):
-                cli.CLI.run([name, *CONFIG])
+                launch.CLI.run([name, *CONFIG])
     return found
 
 

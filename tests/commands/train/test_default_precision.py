@@ -6,7 +6,7 @@ import yaml
 from conftest import train
 from refusals import find_line
 
-from uvit_decay.commands import cli
+from uvit_decay.commands.train import launch
 from uvit_decay.runtime import precision
 
 WIDE = ["--model.net.dim=96", "--model.net.depth=2", "--trainer.limit_val_batches=0", "--data.batch_size=4"]
@@ -17,7 +17,7 @@ def run(monkeypatch, caplog, folder, fast, *flags):
     """Return the precision in the saved configuration, the printed lines about it, and the checkpoint."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(precision, "product_ratio", lambda: 2.2 if fast else 0.5)
-    monkeypatch.setattr(cli, "product_ratio", precision.product_ratio)
+    monkeypatch.setattr(launch, "product_ratio", precision.product_ratio)
     folder.mkdir()
     caplog.clear()
     train(monkeypatch, folder, "fit", *WIDE, *flags)
@@ -51,7 +51,7 @@ def test_a_run_without_a_logger_goes_on_in_float32_too(monkeypatch, caplog, tmp_
     flags = ["--trainer.logger=false", "--ckpt_path=auto"]
     for fast, steps in ((False, 1), (True, 2)):
         monkeypatch.setattr(precision, "product_ratio", lambda fast=fast: 2.2 if fast else 0.5)
-        monkeypatch.setattr(cli, "product_ratio", precision.product_ratio)
+        monkeypatch.setattr(launch, "product_ratio", precision.product_ratio)
         train(monkeypatch, tmp_path, "fit", *WIDE, *flags, f"--trainer.max_steps={steps}")
     (config,) = (tmp_path / "runs").rglob("config.yaml")
     assert yaml.safe_load(config.read_text())["trainer"]["precision"] is None

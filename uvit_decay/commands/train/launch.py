@@ -24,11 +24,11 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from tensorboard.summary.writer.event_file_writer import _AsyncWriterThread
 
 from uvit_decay.callbacks import Progress  # imports all callbacks, so that flags may name them without the module
-from uvit_decay.commands.budget import describe_longer, find_steps
-from uvit_decay.commands.checks import Parser, check_nodes, check_values, limit, locate
-from uvit_decay.commands.complete import complete
-from uvit_decay.commands.fit_help import SUBCOMMANDS
-from uvit_decay.commands.flags import find_flag
+from uvit_decay.commands.train.complete import complete
+from uvit_decay.commands.train.flags import find_flag
+from uvit_decay.commands.train.help import SUBCOMMANDS
+from uvit_decay.commands.train.length import describe_longer, find_steps
+from uvit_decay.commands.train.parser import TrainParser, check_nodes, check_values, limit, locate
 from uvit_decay.data import ImageData
 from uvit_decay.doctor import Run
 from uvit_decay.nn import ImageNetwork  # noqa: F401  imports all networks, for the same reason
@@ -127,7 +127,7 @@ class CLI(LightningCLI):
                     subclass_mode_data=True,
                     seed_everything_default=0,
                     auto_configure_optimizers=False,
-                    parser_class=Parser,
+                    parser_class=TrainParser,
                     save_config_callback=SaveConfig,
                     save_config_kwargs={"save_to_log_dir": False, "claims": claims},
                     args=words,

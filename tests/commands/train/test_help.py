@@ -6,7 +6,7 @@ import shlex
 import pytest
 from conftest import train
 
-from uvit_decay.commands.fit_help import FIT, FIT_FLAGS
+from uvit_decay.commands.train.help import FIT, FIT_FLAGS
 
 
 def help_of(monkeypatch, capsys, folder, *words):

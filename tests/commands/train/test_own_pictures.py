@@ -11,8 +11,8 @@ from jsonargparse import Namespace
 from refusals import find_line
 
 from uvit_decay.checkpoint import load
-from uvit_decay.commands.budget import Pace, describe_longer, round_down
-from uvit_decay.commands.own_pictures import name_data, prefer_minutes
+from uvit_decay.commands.train.length import Pace, describe_longer, round_down
+from uvit_decay.commands.train.own_pictures import name_data, prefer_minutes
 from uvit_decay.runs.settings import Settings
 from uvit_decay.runs.stage import describe_early, finds_no_class, is_early
 
