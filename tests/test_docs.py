@@ -95,10 +95,6 @@ def test_pages_are_linked_and_links_lead_somewhere():
     assert {page.resolve() for page in PAGES} - {ROOT / "README.md"} <= linked
 
 
-def test_the_readme_fits_on_four_screens():
-    assert len(PAGES[0].read_text().splitlines()) <= 130
-
-
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.stem)
 def test_code_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -21,8 +21,6 @@ SAMPLE = ["sample.py", "--ckpt", "{ckpt}", "--num", "12", "--batch-size", "4", "
 COMMANDS: dict[str, list[str]] = {
     "encode": ["-m", "uvit_decay", "encode", "{images}", "latents", "--vae", "{vae}", *FLAGS],
     "sample into a folder": [*SAMPLE, "--out", "samples"],
-    "sample into an array": [*SAMPLE, "--out", "samples.npz"],
-    "sample into a grid": [*SAMPLE, "--out", "samples.png"],
     "evaluate a checkpoint": [*QUICK, "generation", "--ckpt", "{ckpt}", "--num", "80", "--steps", "2", "--reference",
                               "{array}", *DIGITS, "--out", "report.json", "--save-samples", "kept.npz"],
     "evaluate images": [*QUICK, "generation", "--samples", "{digits}", "--reference", "{array}", *DIGITS, "--out",
