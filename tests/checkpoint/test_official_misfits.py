@@ -14,7 +14,7 @@ from official_files import TINY, TINY_ENCODER, TINY_MAE, change_state, import_an
 from refusals import raises_user_error
 
 from uvit_decay.checkpoint import load
-from uvit_decay.checkpoint.official.common import ImportOptions
+from uvit_decay.checkpoint.options import ImportOptions
 from uvit_decay.nn import MAE, UViT, ViT
 
 PLAIN = replace(TINY_MAE, alpha_min=1.0)
@@ -111,7 +111,6 @@ HINTS = [
     (tiny(), replace(TINY, path="ddpm-linear"), ("U-ViT", "ddpm-linear", "DiT")),
     (tiny_sit(), replace(TINY, num_classes=2), ("4 rows", "--num-classes", 3)),
     (SKIPS, TINY, ("SiT", "--alpha-min", "0.8")),
-    ({"model": tiny_sit()}, TINY, ("ema", "--weights raw")),
     ({"model": tiny_sit(), "ema": {}}, TINY, ("U-ViT", "SiT", "MAE", "nothing")),
     (
         {"ema": tiny_sit(), "args": Namespace(path_type="Cosine")},

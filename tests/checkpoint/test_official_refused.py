@@ -39,8 +39,8 @@ OTHERS = {
     "step": (500_000, "int"),
     "optimizer": (OPTIMIZER, ("state", "param_groups")),
     "training": (
-        {"steps": 3, "opt": OPTIMIZER, "ema": tiny()},
-        ("ema", "U-ViT"),
+        {"steps": 3, "opt": OPTIMIZER, "average": tiny()},
+        ("average", "U-ViT"),
     ),
     "unknown": (named("a.weight", "b.weight"), "a.weight, b.weight"),
     "list": ([torch.zeros(2)], "list"),

@@ -10,7 +10,7 @@ from refusals import find_line
 from sit_reference import SMALL, inputs, official_forward
 
 from uvit_decay.checkpoint.convert import read_official
-from uvit_decay.checkpoint.official.common import ImportOptions
+from uvit_decay.checkpoint.options import ImportOptions
 from uvit_decay.diffusion.noise_path import GVP, DDPMLinear, Linear
 
 PLAIN = ImportOptions(heads=2)

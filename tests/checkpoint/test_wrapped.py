@@ -1,20 +1,19 @@
-"""State_dicts inside wrappers: Lightning, DataParallel, torch.compile, FSDP and EMA, in any order."""
+"""State_dicts inside wrappers and training files: DataParallel, torch.compile, FSDP, Lightning, DeiT and timm."""
 
 import pytest
 import torch
 from conftest import same
 from mae_reference import SMALL as SMALL_MAE
-from mae_reference import decayed_file
-from official_files import TINY, TINY_MAE, import_and_load, save_contents, tiny, tiny_sit
+from mae_reference import decayed_file, finetuned_file
+from official_files import TINY, TINY_ENCODER, TINY_MAE, import_and_load, save_contents, tiny, tiny_sit
 from refusals import find_line, raises_user_error
 from safetensors.torch import load_file, save_file
-from torch import nn
-from torch.optim.swa_utils import AveragedModel
 
 from uvit_decay.checkpoint.convert import read_official
 from uvit_decay.checkpoint.detect import SIT, UVIT, looks_like
+from uvit_decay.checkpoint.options import ImportOptions
 from uvit_decay.runtime.tensor_files import load_weights
-from uvit_decay.runtime.wrapped_names import remove_prefix
+from uvit_decay.runtime.wrapped_names import strip_wrappers
 
 LIGHTNING = {"epoch": 3, "global_step": 700, "pytorch-lightning_version": "2.6.0", "optimizer_states": []}
 
@@ -23,16 +22,16 @@ def renamed(state, prefix):
     return {f"{prefix}{name}": value for name, value in state.items()}
 
 
-@pytest.mark.parametrize(
-    "prefix",
-    ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module.", "model._orig_mod.net.", "denoiser.module."],
-)
+def without_alphas(state):
+    return {name: value for name, value in state.items() if name != "alphas"}
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod.", "model._orig_mod.net."])
 def test_prefixes_in_any_order_are_taken_off_and_said(tmp_path, prefix):
     contents = renamed(tiny(), prefix)
     stored = read_official(save_contents(contents, tmp_path / "wrapped.pth"), None, TINY)
-    assert same({name: value for name, value in stored.state.items() if name != "alphas"}, tiny())
-    for part in prefix.split(".")[:-1]:
-        find_line(stored.notes, f"{part}.")
+    assert same(without_alphas(stored.state), tiny())
+    find_line(stored.notes, prefix)
 
 
 def test_marks_within_names_are_those_of_compiled_and_sharded_blocks(tmp_path):
@@ -44,32 +43,40 @@ def test_marks_within_names_are_those_of_compiled_and_sharded_blocks(tmp_path):
     assert same(checkpoint.net.state_dict(), import_and_load(tiny_sit(), tmp_path).net.state_dict())
 
 
-def test_a_checkpoint_of_lightning_gives_its_step_and_leaves_other_modules_out(tmp_path):
-    state = renamed(tiny(), "model.") | {"vae.encoder.conv_in.bias": torch.zeros(2)}
-    path = save_contents({**LIGHTNING, "state_dict": state}, tmp_path / "epoch=3-step=700.ckpt")
-    stored = read_official(path, None, TINY)
+def test_a_checkpoint_of_lightning_gives_its_step(tmp_path):
+    contents = {**LIGHTNING, "state_dict": renamed(tiny(), "model.")}
+    stored = read_official(save_contents(contents, tmp_path / "epoch=3-step=700.ckpt"), None, TINY)
     assert (stored.card.step, stored.card.weights) == (700, "raw")
-    find_line(stored.notes, 1, "vae.encoder.conv_in.bias", "model.")
-    with raises_user_error(path, "--weights raw"):
-        read_official(path, "ema", TINY)
+    assert same(without_alphas(stored.state), tiny())
 
 
-@pytest.mark.parametrize(("weights", "seed"), [(None, 1), ("ema", 1), ("raw", 2)])
-def test_an_average_beside_the_network_is_either_set_of_weights(tmp_path, weights, seed):
+def test_a_network_among_other_modules_is_named_by_its_entry(tmp_path):
     state = renamed(tiny(seed=2), "net._orig_mod.") | renamed(tiny(seed=1), "ema_model.module.")
-    path = save_contents({**LIGHTNING, "state_dict": state}, tmp_path / "last.ckpt")
-    stored = read_official(path, weights, TINY)
-    assert stored.card.weights == (weights or "ema")
-    assert torch.equal(stored.state["pos_embed"], tiny(seed=seed)["pos_embed"])
+    path = save_contents({**LIGHTNING, "state_dict": state | {"vae.bias": torch.zeros(2)}}, tmp_path / "last.ckpt")
+    with raises_user_error("last.ckpt", "--entry"):
+        read_official(path, None, TINY)
+    with raises_user_error("state_dict.mine", "ema_model, net, vae"):
+        read_official(path, None, ImportOptions(heads=2, entry="state_dict.mine"))
+    for entry, weights, seed in (("state_dict.net", "raw", 2), ("state_dict.ema_model", "ema", 1)):
+        stored = read_official(path, None, ImportOptions(heads=2, entry=entry))
+        assert (stored.card.weights, stored.card.step) == (weights, 700)
+        assert torch.equal(stored.state["pos_embed"], tiny(seed=seed)["pos_embed"])
+        find_line(stored.notes, f"from its entry {entry}")
 
 
-def test_the_average_of_torch_has_a_counter(tmp_path):
-    averaged = AveragedModel(nn.Linear(2, 2)).state_dict()
-    assert averaged.keys() == {"n_averaged", "module.weight", "module.bias"}
-    contents = renamed(tiny(), "module.") | {"n_averaged": averaged["n_averaged"]}
-    assert same(
-        import_and_load(contents, tmp_path).net.state_dict(), import_and_load(tiny(), tmp_path).net.state_dict()
-    )
+@pytest.mark.parametrize(("raw", "ema"), [("model", "model_ema"), ("state_dict", "state_dict_ema"), ("model", "ema")])
+def test_the_entry_of_each_set_of_weights_is_found_and_named(tmp_path, raw, ema):
+    values = finetuned_file(**SMALL_MAE)["model"]
+    average = {name: value + 1 for name, value in values.items()}
+    path = save_contents({raw: values, ema: average, "args": None}, tmp_path / "deit.pth")
+    for weights, name, expected in ((None, ema, average), ("ema", ema, average), ("raw", raw, values)):
+        stored = read_official(path, weights, TINY_ENCODER)
+        assert same(without_alphas(stored.state), expected)
+        find_line(stored.notes, f"{weights or 'ema'} weights from its entry {name},")
+    save_contents({raw: values}, path)
+    with raises_user_error("no ema weights", raw, "--weights raw"):
+        read_official(path, "ema", TINY_ENCODER)
+    assert read_official(path, None, TINY_ENCODER).card.weights == "raw"
 
 
 def test_entries_of_training_files_may_be_wrapped(tmp_path):
@@ -81,12 +88,9 @@ def test_entries_of_training_files_may_be_wrapped(tmp_path):
     assert same(import_and_load(wrapped, tmp_path, TINY_MAE).net.state_dict(), names)
 
 
-def test_two_networks_and_two_entries_of_one_name_are_refused(tmp_path):
-    contents = renamed(tiny(), "student.") | renamed(tiny(), "teacher.")
-    with raises_user_error(2, "student.", "teacher."):
-        import_and_load(contents, tmp_path)
+def test_two_entries_of_one_name_are_refused():
     with raises_user_error("file.pt", "norm.bias", "_orig_mod.norm.bias"):
-        remove_prefix({"norm.bias": 1, "_orig_mod.norm.bias": 2}, "", "file.pt")
+        strip_wrappers({"norm.bias": 1, "_orig_mod.norm.bias": 2, "other": 3}, "file.pt")
 
 
 def test_wrapped_files_are_named_by_their_kind():

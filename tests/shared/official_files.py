@@ -8,15 +8,15 @@ import mae_reference
 import sit_reference
 import torch
 from reference import random_values
-from refusals import find_line
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from uvit_reference import SMALL, VARIANTS, random_state
 
 from uvit_decay.checkpoint import load
 from uvit_decay.checkpoint.convert import import_official
-from uvit_decay.checkpoint.official.common import ImportOptions, StateDict
+from uvit_decay.checkpoint.official.common import StateDict
 from uvit_decay.checkpoint.official.sit import remove_sigma
+from uvit_decay.checkpoint.options import ImportOptions
 from uvit_decay.nn import UViT
 from uvit_decay.runtime.instantiate import Spec
 
@@ -71,14 +71,6 @@ def import_and_load(contents, tmp_path, hints=TINY):
 
 def is_close(a, b):
     return a.std() > 0.1 and torch.allclose(a, b, atol=1e-4 * b.abs().max().item())
-
-
-def check_note(note, what, *refused):
-    """Check the note of an export: the options to pass on with the file, and the options that import lacks."""
-    line = find_line(note, "official", what)
-    assert ("uvit-decay import" in line) == bool(refused)
-    if refused:
-        find_line(line, *refused, ".safetensors")
 
 
 def redescribe(file, **values):

@@ -18,7 +18,7 @@ from timm.layers import resample_abs_pos_embed
 from uvit_decay.callbacks import EMA
 from uvit_decay.checkpoint import load
 from uvit_decay.checkpoint.convert import import_official
-from uvit_decay.checkpoint.official.common import ImportOptions
+from uvit_decay.checkpoint.options import ImportOptions
 from uvit_decay.data import Digits, Images
 from uvit_decay.diffusion.noise_path import VP, DDPMLinear, Linear
 from uvit_decay.diffusion.sampling import Sampling

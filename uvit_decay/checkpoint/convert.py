@@ -19,16 +19,16 @@ from torch import Tensor, nn
 
 from uvit_decay.checkpoint.detect import DIFFUSERS_DIT, KEY, MAE_FILE, SIT, UVIT, VIT_FILE, looks_like, read_third_party
 from uvit_decay.checkpoint.io import HOME, ModelCard, StoredModel, read
-from uvit_decay.checkpoint.official import diffusers_dit, mae, repa, sit, uvit
-from uvit_decay.checkpoint.official.common import IMPORTED, ImportOptions, Network, RecognisedModel, StateDict
+from uvit_decay.checkpoint.official import diffusers_dit, mae, sit, uvit
+from uvit_decay.checkpoint.official.common import IMPORTED, RecognisedModel, StateDict
+from uvit_decay.checkpoint.official.entries import open_entry
 from uvit_decay.checkpoint.official.timm import python_lines, timm_state
-from uvit_decay.checkpoint.official.wrapped import unwrap
-from uvit_decay.checkpoint.options import Weights
+from uvit_decay.checkpoint.options import ImportOptions, Weights
 from uvit_decay.data.classes import class_hash, ordered_class_list
 from uvit_decay.nn.mae import MAE
 from uvit_decay.nn.sit import SiT
 from uvit_decay.nn.uvit import UViT
-from uvit_decay.nn.vit import DECAY, ViT
+from uvit_decay.nn.vit import ViT
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import check_writable, claim_paths, replacing
 from uvit_decay.runtime.tensor_files import check_weights, load_pickle, save_tensors
@@ -56,8 +56,7 @@ FAMILIES = {  # by the result of `looks_like`
 }
 OFFICIAL_FILES: dict[Weights, str] = {"ema": "nnet_ema.pth", "raw": "nnet.pth"}
 StoredType = Literal["float32", "bfloat16"]
-# Arguments of networks that the weights may not determine.
-ARGUMENTS = ("num_classes", "null_label", "time_scale", "time", "learned_variance", "norm_pix", "pixels", "pool")
+WEIGHTS_ALONE = "an official file holds weights alone: keep a .safetensors too, which has the settings of the network"
 
 
 @check_types
@@ -81,7 +80,7 @@ def export_file(
         trusted: modules that register what the checkpoint names, such as its schedule.
 
     Returns:
-        Notes for the user: what an importer of the file has to be given, or how timm reads it.
+        Notes for the user: what the file lacks, or how timm reads it.
 
     Raises:
         UserError: `source` cannot be read, `target` cannot be written or has another suffix, or the format cannot hold
@@ -94,7 +93,11 @@ def export_file(
         if dtype == "bfloat16":
             raise UserError(f"--dtype bfloat16 is for .safetensors files of this project, got {target}")
         net = stored.network(trusted)
-        notes = [_write_timm(target, stored, net)] if to else _write_official(target, stored, net)
+        if to:
+            notes = [_write_timm(target, stored, net)]
+        else:
+            _write_official(target, stored, net)
+            notes = [WEIGHTS_ALONE]
         if isinstance(net, MAE | ViT) and stored.card.data.startswith(IMPORTED):
             notes.append(mae.LICENCE)
         return "\n".join(notes)
@@ -139,10 +142,9 @@ def _note_on_autoencoder(card: ModelCard) -> str:
     return f"its autoencoder is a folder of this machine, {card.latents.vae}: elsewhere name one with --vae"
 
 
-def _write_official(target: Path, stored: StoredModel, net: nn.Module) -> list[str]:
-    """Write the official layout and return notes on the settings that it does not record."""
+def _write_official(target: Path, stored: StoredModel, net: nn.Module) -> None:
+    """Write the weights in the official layout."""
     state = official_state(net, stored.state, stored.where)
-    missing = missing_metadata(net, stored.card, state, target)
     if isinstance(net, MAE):
         state |= mae.unread_skips(net, state)
     entry = _find_family(net, stored.where).entry
@@ -150,13 +152,6 @@ def _write_official(target: Path, stored: StoredModel, net: nn.Module) -> list[s
         _save(target, {entry: state})
     else:
         _save(target, state)
-    if not missing:
-        return []
-    note = f"an official file does not record {', '.join(missing)}: pass them on with it"
-    unsupported = [name for name in DECAY[1:] if f"{name} {net.config[name]}" in missing]
-    if unsupported:
-        note += f"; uvit-decay import takes no {' and no '.join(unsupported)}, keep a .safetensors"
-    return [note]
 
 
 def _save(target: Path, contents: Mapping[str, Any]) -> None:
@@ -199,46 +194,28 @@ def read_official(
     file = source
     if source.is_dir():
         file = _weights_file(source, weights or "ema")
-    contents = read_third_party(file)
-    args = contents.get("args") if isinstance(contents, Mapping) else None
-    contents, options, step = sit.extract_state(contents, weights or "ema", options, file)
-    contents, options = mae.extract_state(contents, options, file)
-    unwrapped = unwrap(contents, weights, file)
-    state, notes = _without_repa(unwrapped.state, args, options)
-    if isinstance(state, Mapping) and file.suffix != ".json":  # shards were checked one by one
-        tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
-        check_weights(file, tensors)
-    model = recognise(state, options, file)
-    step = step or unwrapped.step
+    opened = open_entry(read_third_party(file), weights, options.entry, file)
+    if isinstance(opened.state, Mapping) and file.suffix != ".json":  # shards were checked one by one
+        check_weights(file, {name: value for name, value in opened.state.items() if isinstance(value, Tensor)})
+    model = recognise(opened.state, options, file, opened.arguments)
     if options.classes is not None:
         model = _name_classes(model, options.classes, file)
+    step = opened.step
+    recorded = file
     if (source / "step.pth").is_file():
-        step = load_pickle(source / "step.pth")
+        recorded = source / "step.pth"
+        step = load_pickle(recorded)
     if type(step) is not int or not 0 <= step < 2**63:
-        raise UserError(f"step.pth in {source} should hold a number, it looks like {looks_like(step)}")
-    card = model.card(source.name, step, weights or unwrapped.weights)
+        raise UserError(f"the step in {recorded} should be a number, it looks like {looks_like(step)}")
+    card = model.card(source.name, step, opened.weights or weights)
     if model.class_names is not None:
         card = replace(card, class_hash=class_hash(model.class_names))
     alphas = torch.tensor(model.net.shortcuts.alphas)  # a loader compares them
-    summary = f"recognised {model.summary()}, {card.weights} weights of step {step}"
-    return StoredModel(
-        source, card, {**model.state, "alphas": alphas}, notes=(summary, *unwrapped.notes, *notes, *model.notes)
-    )
-
-
-def _without_repa(state: Any, args: object, options: ImportOptions) -> tuple[Any, tuple[str, ...]]:
-    """Return a state_dict of REPA as the published SiT, with remarks; any other contents are returned unchanged."""
-    if looks_like(state) != SIT:
-        return state, ()
-    is_repa = repa.is_repa(state, args, options)
-    notes: list[str] = []
-    if repa.has_projectors(state):
-        state, note = repa.drop_projectors(state)
-        notes.append(note)
-    if is_repa:
-        state = repa.convert(state)
-        notes.append(repa.NOTE)
-    return state, tuple(notes)
+    origin = f"{card.weights} weights"
+    if opened.entry:
+        origin += f" from its entry {opened.entry},"
+    summary = f"recognised {model.summary()}, {origin} of step {step}"
+    return StoredModel(source, card, {**model.state, "alphas": alphas}, notes=(summary, *opened.notes, *model.notes))
 
 
 def _name_classes(model: RecognisedModel, classes: str, where: Path) -> RecognisedModel:
@@ -276,26 +253,32 @@ def _write(target: Path, card: ModelCard, state: Mapping[str, Tensor]) -> None:
     save_tensors(target, state, {KEY: json.dumps(card.to_dict())})
 
 
-def recognise(contents: Any, options: ImportOptions, where: Path) -> RecognisedModel:
-    """Return the network of an official file.
+def recognise(
+    contents: Any, options: ImportOptions, where: Path, arguments: Mapping[str, Any] | None = None
+) -> RecognisedModel:
+    """Return the network of an official state_dict.
 
     Args:
-        contents: the contents of the file.
+        contents: the state_dict.
         options: settings that the file does not determine.
         where: path of the file, for error messages.
+        arguments: the recorded arguments of the training run.
 
     Raises:
-        UserError: the file is not an official one, or an option does not apply to it.
+        UserError: the contents are not an official state_dict, or an option does not apply to it.
     """
     kind = looks_like(contents)
     if kind not in FAMILIES:
-        raise UserError(f"{where} is not an official U-ViT, SiT, DiT or MAE, it looks like {kind}")
+        raise UserError(
+            f"{where} is not an official U-ViT, SiT, DiT or MAE, it looks like {kind}; if the network is one part of "
+            "the file, name it with uvit-decay import --entry"
+        )
     family = FAMILIES[kind]
     for name, value in asdict(options).items():
-        if value is not None and name not in family.options:
+        if value is not None and name not in (*family.options, "entry"):
             flag = name.replace("_", "-")
             raise UserError(f"{where} is a {family.name}: leave out --{flag}, which it does not have")
-    return family.recognise(StateDict.of(contents, family.name, where), options)
+    return family.recognise(StateDict(contents, family.name, where, arguments or {}), options)
 
 
 def official_state(net: nn.Module, state: Mapping[str, Tensor], where: Path) -> dict[str, Tensor]:
@@ -337,54 +320,3 @@ def _find_family(net: nn.Module, where: Path) -> Family:
     raise UserError(
         f"{where} holds a {type(net).__name__}, official layouts are for {', '.join(names)}: export .safetensors"
     )
-
-
-def missing_metadata(net: Network, card: ModelCard, state: Mapping[str, Tensor], where: Path) -> list[str]:
-    """List the settings that an importer of the official state_dict of `net` would miss, as texts "name value".
-
-    The state_dict is recognised again, as an importer would do, and the result is compared with `net` and `card`: every
-    difference has to be passed on with the file.
-    """
-    ours = net.config
-    # Heads and alpha_min are given because recognition can fail without them; both are listed below if needed.
-    given = ImportOptions(heads=ours["heads"], alpha_min=1.0, decoder_heads=ours.get("decoder_heads"))
-    guess = recognise(state, given, where)
-    missing = [f"{name} {ours[name]}" for name in _missing_arguments(ours, guess)]
-    if card.prediction != guess.prediction:
-        missing.append(f"prediction {card.prediction}")
-    if card.path and card.path != guess.card("").path:
-        missing.append(f"path {card.path.class_path.rpartition('.')[2]} {card.path.init_args}")
-    for name in ("vae", "scale", "shift", "channel_mean", "channel_std"):
-        value = getattr(card.latents, name, None)  # None for pixels
-        if value != getattr(guess.latents, name, None):
-            missing.append(f"{name} {value}")
-    if list(card.class_names) != list(map(str, range(len(card.class_names)))):
-        missing.append(f"the names of its {len(card.class_names)} classes")
-    if card.sampling != guess.sampling:
-        missing.append("its default sampling")
-    return missing
-
-
-def _missing_arguments(ours: Mapping[str, Any], guess: RecognisedModel) -> list[str]:
-    """Return the names of the network's arguments that an importer would miss.
-
-    Args:
-        ours: arguments of the network.
-        guess: the network as an importer recognises it.
-    """
-    theirs = guess.net.config
-    names = []
-    if not guess.size:
-        names.append("heads")
-    if ours.get("decoder_heads") != mae.DECODER_HEADS.get(ours.get("decoder_dim")):
-        names.append("decoder_heads")
-    for name in ARGUMENTS:
-        if ours.get(name) != theirs.get(name):
-            names.append(name)
-    if ours["alpha_min"] != 1.0:
-        names += [name for name in DECAY if ours[name] != theirs[name]]
-    elif guess.decayed:
-        names.append("alpha_min")  # the importer requires it
-    if ours.get("learn_sigma") is False:  # on by default in the authors' constructors
-        names.append("learn_sigma")
-    return names

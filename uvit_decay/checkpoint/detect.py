@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from uvit_decay.runtime.diffusers_files import read_shards
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.tensor_files import load_any
-from uvit_decay.runtime.wrapped_names import without_marks
+from uvit_decay.runtime.wrapped_names import shorten_names
 
 KEY = "uvit_decay"  # key of the card in a .ckpt, and in the metadata of a .safetensors
 IMPORTED = "which uvit-decay import makes into one of ours"
@@ -26,7 +26,6 @@ KINDS: dict[str, tuple[str, ...]] = {  # prefixes of names; the first match coun
     VIT_FILE: ("cls_token",),
 }
 MOST_PARTS = 10  # inspected entries of a training checkpoint
-MOST_WRAPPERS = 4  # around a network, each with a part of its own in the names
 
 
 class ThirdParty(UserError):
@@ -50,38 +49,11 @@ def looks_like(contents: object) -> str:
 
 def _find_kind(state: Mapping[object, object]) -> str | None:
     """Return the kind of a state_dict, which may be wrapped; None if it is not one of KINDS."""
-    found = network_prefixes(state)
-    if not found:
-        return None
-    names = [without_marks(name).removeprefix(found[0]) for name in state if isinstance(name, str)]
+    names = shorten_names(name for name in state if isinstance(name, str)).values()
     for kind, prefixes in KINDS.items():
         if any(name.startswith(prefixes) for name in names):
             return kind
     return None
-
-
-def network_prefixes(names: Iterable[object]) -> list[str]:
-    """Return what wrappers put before the names of each network of `KINDS`, such as "module." or "model.ema.".
-
-    Args:
-        names: names of the entries of a state_dict; the marks of torch.compile and FSDP are ignored.
-
-    Returns:
-        sorted prefixes; one empty text for a network without a wrapper, an empty list without a network.
-    """
-    known = tuple(prefix for prefixes in KINDS.values() for prefix in prefixes)
-    found: set[tuple[str, ...]] = set()
-    for name in names:
-        if not isinstance(name, str):
-            continue
-        parts = without_marks(name).split(".")
-        for count in range(min(len(parts), MOST_WRAPPERS + 1)):
-            if ".".join(parts[count:]).startswith(known):
-                found.add(tuple(parts[:count]))
-                break
-    # A prefix below another one is a part of that network, such as the mask token of a skip layer.
-    outer = [parts for parts in found if not any(parts[:count] in found for count in range(len(parts)))]
-    return sorted("".join(f"{part}." for part in parts) for parts in outer)
 
 
 def read_third_party(path: Path) -> Any:

@@ -28,7 +28,6 @@ from uvit_decay.runtime.program import localise, or_bundled
 from uvit_decay.runtime.tensor_files import TorchFile, check_weights, load_tensors, mismatch
 from uvit_decay.runtime.typed import check_types
 from uvit_decay.runtime.validation import as_type, is_plain, parse
-from uvit_decay.runtime.wrapped_names import remove_prefix
 
 NET = "net."  # prefix of the network's weights in the state_dict of a .ckpt
 OWN = "task."  # prefix of further weights that a task trains
@@ -289,7 +288,8 @@ def _localise(stored: StoredModel, folder: Path) -> StoredModel:
     if latents and autoencoder.is_dir():
         latents = replace(latents, vae=str(autoencoder.absolute()))
     card = replace(stored.card, latents=latents)
-    return replace(stored, card=card, state=remove_prefix(stored.state, NET, folder))
+    state = {name.removeprefix(NET): value for name, value in stored.state.items()}
+    return replace(stored, card=card, state=state)
 
 
 def is_folder(path: Path) -> bool:

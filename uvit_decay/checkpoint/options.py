@@ -29,6 +29,8 @@ class ImportOptions:
         pixels: scale of the pixels of an MAE or ViT; default: imagenet for 3 channels, otherwise unit.
         classes: named class list, such as imagenet-1k, or text file with the name of label k in line k + 1; default:
             numbers.
+        entry: entry of the file that holds the network, such as model_ema, or state_dict.model for the weights
+            model.* of a Lightning module; default: ema, model_ema or state_dict_ema, otherwise model or state_dict.
     """
 
     heads: int | None = None
@@ -41,6 +43,7 @@ class ImportOptions:
     norm_pix: bool | None = None
     pixels: Literal["imagenet", "unit"] | None = None
     classes: str | None = None
+    entry: str | None = None
 
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(type(self)).items():

@@ -65,7 +65,8 @@ def import_(source: Path, target: Path, weights: Weights | None = None, *, optio
             Lightning, a U-ViT's folder <step>.ckpt with step.pth, nnet.pth and nnet_ema.pth, or the folder of a DiT of
             diffusers.
         target: the .safetensors file to write.
-        weights: set to import, or the set that a bare file holds; default: ema, but raw for MAE and a file nnet.pth.
+        weights: set to import, or the set that a bare file holds; default: ema if the file has an entry of it,
+            otherwise raw; for a bare file ema, but raw for MAE and nnet.pth.
         options: settings that the file does not determine.
 
     Returns:

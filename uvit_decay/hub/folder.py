@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from uvit_decay import __version__
 from uvit_decay.checkpoint import Checkpoint, load
 from uvit_decay.checkpoint.detect import KEY
-from uvit_decay.checkpoint.io import INDEX, WEIGHTS
+from uvit_decay.checkpoint.io import AUTOENCODER, INDEX, WEIGHTS
 from uvit_decay.checkpoint.official.common import IMPORTED
 from uvit_decay.checkpoint.options import Weights
 from uvit_decay.data.classes import synonyms
@@ -30,7 +30,6 @@ from uvit_decay.runtime.tensor_files import load_tensors, save_tensors
 from uvit_decay.runtime.typed import check_types
 
 README = "README.md"
-VAE = "vae"  # folder of the autoencoder
 UNFINISHED = ".unfinished"  # folder in which an export prepares its files; a killed export leaves it
 TAG = "decayed-identity-shortcuts"  # in the metadata of README.md
 TEMPLATE = Path(__file__).with_name("card.md.j2")
@@ -90,7 +89,7 @@ def _remove_written(folder: Path) -> None:
     for path in folder.iterdir():
         if path.name in (README, INDEX) or is_own_code(path):
             path.unlink()
-    for name in (COMPONENT, VAE, UNFINISHED):
+    for name in (COMPONENT, AUTOENCODER, UNFINISHED):
         if (folder / name).is_dir():
             rmtree(folder / name)
 

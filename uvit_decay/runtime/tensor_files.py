@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from uvit_decay.runtime.errors import UserError, explain, one_line
 from uvit_decay.runtime.files import PAGE, check_content, check_file, check_is_file, replacing
 from uvit_decay.runtime.validation import as_type
-from uvit_decay.runtime.wrapped_names import find_shared_prefix, remove_prefix
+from uvit_decay.runtime.wrapped_names import strip_wrappers
 
 TENSORS, HEADER = "crc32", "header_crc32"  # a file with only one of the two is damaged
 
@@ -228,11 +228,9 @@ def load_weights(path: Path, whose: str) -> dict[str, Tensor]:
     _, contents = load_any(path)
     state = as_type(dict[str, Tensor], contents, f"{whose} in {path}")
     check_weights(path, state)
-    prefix = find_shared_prefix(state)
-    names = remove_prefix(state, prefix, path)
-    if names.keys() != state.keys():
-        print(f"{path}: took the parts of wrappers off the names of its weights ({prefix or 'marks'})", file=sys.stderr)
-    state = names
+    state, note = strip_wrappers(state, path)
+    if note:
+        print(f"{path}: {note}", file=sys.stderr)
     weights = {}
     for name, value in state.items():
         weights[name] = value.float() if value.is_floating_point() else value

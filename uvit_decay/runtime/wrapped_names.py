@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from os.path import commonprefix
 from typing import Any
 
 from uvit_decay.runtime.errors import UserError
@@ -11,41 +12,33 @@ from uvit_decay.runtime.errors import UserError
 MARKS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 
 
-def without_marks(name: str) -> str:
-    """Return the name of a weight without the `MARKS`, at any place in it."""
-    return ".".join(part for part in name.split(".") if part not in MARKS)
+def shorten_names(names: Iterable[Any]) -> dict[Any, str]:
+    """Return each name without `MARKS`, and without the parts that begin all of them, such as "module."."""
+    parts = {}
+    for name in names:
+        parts[name] = [part for part in str(name).split(".") if part not in MARKS]
+    shared = len(commonprefix([each[:-1] for each in parts.values()]))
+    return {name: ".".join(each[shared:]) for name, each in parts.items()}
 
 
-def remove_prefix(state: Mapping[Any, Any], prefix: str, where: object) -> dict[str, Any]:
-    """Return the entries without marks, and with a prefix removed from the names that have it.
+def strip_wrappers(state: Mapping[Any, Any], where: object) -> tuple[dict[str, Any], str]:
+    """Return entries under their names without the parts of wrappers, and a remark if any part was removed.
 
     Args:
         state: entries by name.
-        prefix: prefix of names without marks, such as "module."; may be empty.
         where: their file, for error messages.
 
     Raises:
-        UserError: two entries have the same name without marks and prefix.
+        UserError: two entries have the same name without these parts.
     """
-    renamed: dict[str, Any] = {}
-    origin: dict[str, str] = {}
-    for given, value in state.items():
-        name = str(given)
-        short = without_marks(name).removeprefix(prefix)
-        if short in renamed:
-            both = " and ".join(sorted([origin[short], name], key=len))
-            raise UserError(f"{where} has both {both}: it is damaged, or two networks in one file")
-        renamed[short] = value
+    stripped: dict[str, Any] = {}
+    origin: dict[str, object] = {}
+    for name, short in shorten_names(state).items():
+        if short in stripped:
+            raise UserError(f"{where} has both {origin[short]} and {name}: it is damaged, or two networks in one file")
+        stripped[short] = state[name]
         origin[short] = name
-    return renamed
-
-
-def find_shared_prefix(state: Mapping[str, Any]) -> str:
-    """Return the parts that begin all names, such as "module."; empty if there are none."""
-    names = [without_marks(name).split(".") for name in state]
-    shared: list[str] = []
-    for parts in zip(*(name[:-1] for name in names), strict=False):
-        if len(set(parts)) > 1:
-            break
-        shared.append(parts[0])
-    return "".join(f"{part}." for part in shared)
+    for short, name in origin.items():
+        if short != name:
+            return stripped, f"took parts of wrappers off the names of its weights: {name} is now {short}"
+    return stripped, ""

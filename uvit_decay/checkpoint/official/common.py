@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from argparse import Namespace
 from collections.abc import Container, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from uvit_decay.checkpoint.io import ModelCard
-from uvit_decay.checkpoint.options import ImportOptions, PathName, Weights
+from uvit_decay.checkpoint.options import PathName, Weights
 from uvit_decay.diffusion.noise_path import GVP, VP, DDPMLinear, Linear, NoisePath, SDDiscrete
 from uvit_decay.diffusion.prediction import Prediction
 from uvit_decay.diffusion.sampling import Sampling
@@ -55,23 +55,6 @@ def read_arguments(args: object) -> Mapping[str, Any]:
     if isinstance(args, Mapping):
         return args
     return {}
-
-
-def find_alpha_min(arguments: Mapping[str, Any], name: str, options: ImportOptions, where: Path) -> dict[str, float]:
-    """Return alpha_min, the argument `name` of a training run, as an option; an empty dict if it is not recorded.
-
-    Raises:
-        UserError: the options have another alpha_min.
-    """
-    if arguments.get(name) is None:
-        return {}
-    alpha_min = as_type(float, arguments[name], f"{where}: {name}")
-    if options.alpha_min not in (None, alpha_min):
-        raise UserError(
-            f"{where} was trained with {name} {alpha_min}, not with alpha_min {options.alpha_min:g}: "
-            "leave out --alpha-min"
-        )
-    return {"alpha_min": alpha_min}
 
 
 @dataclass(frozen=True)
@@ -140,23 +123,26 @@ class RecognisedModel:
 
 @dataclass(frozen=True)
 class StateDict:
-    """A state_dict that looks like one of `family`; `where`, the path of its file, is for error messages.
+    """A state_dict that looks like one of `family`.
 
     Its methods raise a UserError for entries or options that no network of the family has.
+
+    Args:
+        state: its entries.
+        family: name of the family, for error messages.
+        where: path of its file, for error messages.
+        arguments: the recorded arguments of the training run.
     """
 
     state: Mapping[str, Tensor]
     family: str
     where: Path
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, contents: Mapping[Any, Any], family: str, where: Path) -> StateDict:
-        """Return the state_dict with the entries of a file."""
-        loaded = cls({str(name): value for name, value in contents.items()}, family, where)
-        for name, value in loaded.state.items():
+    def __post_init__(self) -> None:
+        for name, value in self.state.items():
             if not isinstance(value, Tensor):
-                raise loaded.error(f"its {name} is a {type(value).__name__}, not a tensor")
-        return loaded
+                raise self.error(f"its {name} is a {type(value).__name__}, not a tensor")
 
     def error(self, what: str) -> UserError:
         """Return the error for a state_dict that does not fit its family, with the mismatch `what`."""
@@ -250,6 +236,21 @@ class StateDict:
                 f"or {rows - 1} with one"
             )
         return num_classes, num_classes == rows - 1
+
+    def recorded_alpha_min(self, name: str, given: float | None) -> float | None:
+        """Return alpha_min, which is the argument `name` of the training run, or the caller's if it is not recorded.
+
+        Raises:
+            UserError: the caller gives another alpha_min.
+        """
+        if self.arguments.get(name) is None:
+            return given
+        alpha_min = as_type(float, self.arguments[name], f"{self.where}: {name}")
+        if given not in (None, alpha_min):
+            raise UserError(
+                f"{self.where} was trained with {name} {alpha_min}, not with alpha_min {given:g}: leave out --alpha-min"
+            )
+        return alpha_min
 
     def alpha_min(self, given: float | None, decayed: bool, usual: str) -> float:
         """Return the alpha_min that the caller gives, otherwise 1.

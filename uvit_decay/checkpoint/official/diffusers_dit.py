@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from uvit_decay.checkpoint.official import sit
-from uvit_decay.checkpoint.official.common import ImportOptions, RecognisedModel, StateDict
+from uvit_decay.checkpoint.official.common import RecognisedModel, StateDict
+from uvit_decay.checkpoint.options import ImportOptions
 from uvit_decay.nn.embed import sincos_positions
 from uvit_decay.runtime.diffusers_files import NAME, find_weights
 from uvit_decay.runtime.errors import UserError

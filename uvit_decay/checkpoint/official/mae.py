@@ -11,21 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from uvit_decay.checkpoint.detect import MAE_FILE, VIT_FILE, looks_like
-from uvit_decay.checkpoint.official.common import (
-    ImportOptions,
-    RecognisedModel,
-    StateDict,
-    build_on_meta,
-    find_alpha_min,
-    read_arguments,
-)
+from uvit_decay.checkpoint.official.common import RecognisedModel, StateDict, build_on_meta
+from uvit_decay.checkpoint.options import ImportOptions
 from uvit_decay.nn.mae import MAE
 from uvit_decay.nn.sizes import VIT_SIZES
 from uvit_decay.nn.vit import ViT
@@ -40,26 +32,11 @@ DECODER_HEADS = {512: 16}  # heads of the decoder by its width; only this width 
 LICENCE = "MAE's released weights and what is made from them are under CC-BY-NC 4.0: not for commercial use"
 
 
-def extract_state(contents: Any, options: ImportOptions, where: Path) -> tuple[Any, ImportOptions]:
-    """Return the state_dict of an MAE's file, and the options completed by the arguments of its training run.
-
-    Contents and options of other files are returned unchanged.
-    """
-    if not isinstance(contents, Mapping):
-        return contents, options
-    kind = looks_like(contents.get(ENTRY))
-    if kind not in (MAE_FILE, VIT_FILE):
-        return contents, options
-    arguments = read_arguments(contents.get("args"))
-    values: dict[str, Any] = {**find_alpha_min(arguments, DECAY, options, where)}
-    if kind == MAE_FILE and options.norm_pix is None and arguments.get(NORMALISED) is not None:
-        values["norm_pix"] = as_type(bool, arguments[NORMALISED], f"{where}: {NORMALISED}")
-    return contents[ENTRY], replace(options, **values)
-
-
 def recognise(loaded: StateDict, options: ImportOptions) -> RecognisedModel:
     """Return the MAE of a file with a decoder; raise a UserError if file or options do not fit."""
     norm_pix = options.norm_pix
+    if norm_pix is None and loaded.arguments.get(NORMALISED) is not None:
+        norm_pix = as_type(bool, loaded.arguments[NORMALISED], f"{loaded.where}: {NORMALISED}")
     if norm_pix is None:
         norm_pix = not loaded.where.name.startswith(UNNORMALISED)
     config = _encoder(loaded, options) | _decoder(loaded, options) | {"norm_pix": norm_pix}
@@ -85,7 +62,8 @@ def _build(
     sizes = {f"{kind.__name__.lower()}-{name}": size for name, size in VIT_SIZES.items()}
     size, heads = loaded.size(config, options.heads, sizes)
     decayed = not config["norm"] or config.get("wiring") == "decayed"  # the authors' networks have no last norm
-    alpha_min = loaded.alpha_min(options.alpha_min, decayed, "the paper has 0.6, its code 0.7")
+    given = loaded.recorded_alpha_min(DECAY, options.alpha_min)
+    alpha_min = loaded.alpha_min(given, decayed, "the paper has 0.6, its code 0.7")
     net = build_on_meta(kind, **config, heads=heads, alpha_min=alpha_min)
     return RecognisedModel(net, {}, size, decayed=decayed, weights="raw", notes=(LICENCE,))
 

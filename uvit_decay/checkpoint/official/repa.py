@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from uvit_decay.checkpoint.official.common import read_arguments
+from uvit_decay.checkpoint.official.common import StateDict
 from uvit_decay.checkpoint.options import ImportOptions
 
 PROJECTORS = "projectors."
@@ -31,29 +31,25 @@ LATER = "decoder_blocks."  # names of the blocks above the projectors in REPA's 
 NOTE = "read as REPA's SiT: its time and its velocity run the other way and were converted to SiT's"
 
 
-def is_repa(state: Any, args: object, options: ImportOptions) -> bool:
-    """Return whether REPA's code wrote a state_dict: by the recorded prediction, otherwise by its projectors.
+def convert_file(loaded: StateDict, options: ImportOptions) -> tuple[StateDict, tuple[str, ...]]:
+    """Return a state_dict without REPA's projectors, as the published SiT, and remarks; other files are unchanged.
 
-    Args:
-        state: the state_dict.
-        args: arguments of the training run; None for a bare file.
-        options: the caller's options; the path of a DiT rules REPA out.
+    The recorded prediction tells whether REPA's code wrote the file. Without it, projectors tell it, unless the caller
+    gives the path of a DiT.
     """
-    prediction = read_arguments(args).get("prediction")
+    notes = []
+    kept = {name: value for name, value in loaded.state.items() if not name.startswith(PROJECTORS)}
+    removed = len(loaded.state) - len(kept)
+    if removed:
+        notes.append(f"left out {removed} weights {PROJECTORS}*, which only REPA's loss uses")
+    prediction = loaded.arguments.get("prediction")
+    is_repa = removed > 0 and options.path != "ddpm-linear"
     if prediction is not None:
-        return prediction == VELOCITY
-    return has_projectors(state) and options.path != "ddpm-linear"
-
-
-def has_projectors(state: Any) -> bool:
-    """Return whether a state_dict has weights of REPA's projectors."""
-    return isinstance(state, Mapping) and any(name.startswith(PROJECTORS) for name in state)
-
-
-def drop_projectors(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], str]:
-    """Return the state_dict without the projectors, and a remark."""
-    kept = {name: value for name, value in state.items() if not name.startswith(PROJECTORS)}
-    return kept, f"left out {len(state) - len(kept)} weights {PROJECTORS}*, which only REPA's loss uses"
+        is_repa = prediction == VELOCITY
+    if is_repa:
+        kept = convert(kept)
+        notes.append(NOTE)
+    return replace(loaded, state=kept), tuple(notes)
 
 
 def convert(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -12,39 +12,31 @@ never trained and is 0.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from uvit_decay.checkpoint.detect import SIT, looks_like
+from uvit_decay.checkpoint.official import repa
 from uvit_decay.checkpoint.official.common import (
     PATHS,
-    ImportOptions,
     RecognisedModel,
     StateDict,
     build_on_meta,
-    find_alpha_min,
-    read_arguments,
 )
-from uvit_decay.checkpoint.options import Weights
+from uvit_decay.checkpoint.options import ImportOptions
 from uvit_decay.diffusion.protocols import protocol_sampling
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
 from uvit_decay.nn.sit import SiT
 from uvit_decay.nn.sizes import SIT_SIZES
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.validation import as_type
 
-ENTRIES: dict[Weights, str] = {"ema": "ema", "raw": "model"}  # entries of a training file
 ARGUMENTS: dict[str, tuple[str, dict[str, str]]] = {  # argument of a training run: (option, its values)
     # "linear", "cosine" and "v" are REPA's, see `repa.py`.
     "path_type": ("path", {"Linear": "linear", "GVP": "gvp", "VP": "vp", "linear": "linear", "cosine": "gvp"}),
     "prediction": ("prediction", {"velocity": "velocity", "noise": "eps", "score": "score", "v": "velocity"}),
 }
-STEP = "steps"  # REPA's entry; SiT names its files by the step
 DECAY = "min_sigma"  # name of alpha_min among the authors' arguments
 SAMPLING = Sampling("sit-sde", 250, clip=False)  # SiT's default; the decay paper does not specify it
 DIT = "dit"  # prefix of the names of its files and models, in upper or lower case
@@ -55,49 +47,29 @@ TRAINED = (
 HEAD = ("final_layer.linear.weight", "final_layer.linear.bias")
 
 
-def extract_state(
-    contents: Any, weights: Weights, options: ImportOptions, where: Path
-) -> tuple[Any, ImportOptions, int]:
-    """Return one state_dict of a training file, the options completed by its arguments, and its step.
-
-    Contents and options of other files are returned unchanged, with the step 0.
-    """
-    if not isinstance(contents, Mapping):
-        return contents, options, 0
-    if not any(looks_like(contents.get(name)) == SIT for name in ENTRIES.values()):
-        return contents, options, 0
-    name = ENTRIES[weights]
-    if name not in contents:
-        other = "raw" if weights == "ema" else "ema"
-        raise UserError(f"{where} has no entry {name!r}, the {weights} weights: give --weights {other}")
-    step = int(where.stem) if where.stem.isdecimal() else 0
-    step = as_type(int, contents.get(STEP, step), f"{where}: {STEP}")
-    return contents[name], _complete(options, contents.get("args"), where), step
-
-
-def _complete(options: ImportOptions, args: Any, where: Path) -> ImportOptions:
+def _complete(loaded: StateDict, options: ImportOptions) -> ImportOptions:
     """Return the options with missing values filled in from the arguments of the training run.
 
     Raises:
         UserError: an argument contradicts the options, or has an unknown value.
     """
-    arguments = read_arguments(args)
     values: dict[str, Any] = {}
     for name, (option, known) in ARGUMENTS.items():
-        if name not in arguments or getattr(options, option) is not None:
+        if name not in loaded.arguments or getattr(options, option) is not None:
             continue
-        value = str(arguments[name])
+        value = str(loaded.arguments[name])
         if value not in known:
-            raise UserError(f"{where} was trained with {name} {value}, which is not supported: give --{option}")
+            raise UserError(f"{loaded.where} was trained with {name} {value}, which is not supported: give --{option}")
         values[option] = known[value]
-    if str(arguments.get("model")).lower().startswith(DIT) and options.path is None:
+    if str(loaded.arguments.get("model")).lower().startswith(DIT) and options.path is None:
         values["path"] = "ddpm-linear"
-    values |= find_alpha_min(arguments, DECAY, options, where)
-    return replace(options, **values)
+    return replace(options, **values, alpha_min=loaded.recorded_alpha_min(DECAY, options.alpha_min))
 
 
 def recognise(loaded: StateDict, options: ImportOptions) -> RecognisedModel:
     """Return the network of a file that resembles a SiT's; raise a UserError if file or options do not fit."""
+    options = _complete(loaded, options)
+    loaded, notes = repa.convert_file(loaded, options)
     usual_path = "ddpm-linear" if loaded.where.name.lower().startswith(DIT) else "linear"
     path = options.path or usual_path
     is_dit = path == "ddpm-linear"
@@ -109,12 +81,11 @@ def recognise(loaded: StateDict, options: ImportOptions) -> RecognisedModel:
     config["alpha_min"] = loaded.alpha_min(options.alpha_min, decayed, "its authors' default is 0.8")
     latents = loaded.latents(config["channels"], options.vae)
     plain, unused = remove_sigma(loaded)
-    notes = ()
     if is_dit:
         plain = loaded
         config |= {"time": "dit", "learn_sigma": bool(unused), "learned_variance": bool(unused)}
     elif options.path is None and any(value.any() for value in unused):
-        notes = (TRAINED,)
+        notes = (*notes, TRAINED)
     net = build_on_meta(SiT, **config)
     prediction = options.prediction or ("eps" if is_dit else "velocity")
     model = DiffusionModel.from_net(net, PATHS[path], prediction, torch.device("meta"))

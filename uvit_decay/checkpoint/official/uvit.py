@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from uvit_decay.checkpoint.official.common import PATHS, ImportOptions, RecognisedModel, StateDict, build_on_meta
+from uvit_decay.checkpoint.official.common import PATHS, RecognisedModel, StateDict, build_on_meta
+from uvit_decay.checkpoint.options import ImportOptions
 from uvit_decay.diffusion.protocols import SAMPLING_PROTOCOLS
 from uvit_decay.diffusion.sampling import DiffusionModel
 from uvit_decay.nn.sizes import UVIT_SIZES
