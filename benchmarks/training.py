@@ -22,7 +22,7 @@ from uvit_decay.nn import MAE, SiT, UViT
 from uvit_decay.runtime.precision import trains_in_bf16
 from uvit_decay.tasks import DiffusionTask, MAETask
 from uvit_decay.tasks.base import Optimization, Task
-from uvit_decay.tasks.own import own_parameters
+from uvit_decay.tasks.own_parameters import own_parameters
 
 OPTIM = Optimization(lr=2e-4)
 TOLERANCES = {"float32": 1e-3, "bf16": 0.1}  # of the gradients, relative to their norm

@@ -100,7 +100,8 @@ def test_runs_resume_with_their_saved_configuration(files, expected, name, tmp_p
     assert load(resumed).card.step == 6
     before, after = (read_training_checkpoint(path)["settings"] for path in (files / name / "last.ckpt", resumed))
     changed = {change.name for change in compare_settings(before, after)} - {"data.path"}
-    assert changed == {"trainer.max_steps"}
+    gone = {"trainer.callbacks.GenerationMetrics.extractor.steps"}  # an argument that 0.2.0's release has no more
+    assert changed - gone == {"trainer.max_steps"}
     np.testing.assert_allclose(output(name, resumed, "raw"), expected[f"{name}_resumed"], **RESUMED)
 
 

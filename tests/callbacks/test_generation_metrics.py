@@ -1,23 +1,22 @@
 """Metrics of samples while training: extractors of any kind, and latents, which are decoded."""
 
 import gc
-import math
 import weakref
 
 import pytest
 import torch
-from conftest import trained_once
+from conftest import tiny_task, trained_once
 from lightning.pytorch import Callback
 from PIL import Image
-from refusals import raises_user_error
+from refusals import find_line, raises_user_error
 from runs import fit, latent_task
 
 from uvit_decay.callbacks import GenerationMetrics, LinearProbes, Preview
-from uvit_decay.callbacks.generation_size import limit_reference
 from uvit_decay.data import Digits, InMemory, Latents
 from uvit_decay.images.autoencoder import Autoencoder
 from uvit_decay.metrics import SmallClassifier
 from uvit_decay.metrics.extractors import Extractor, Features
+from uvit_decay.nn import UViT
 from uvit_decay.runs import history
 
 
@@ -82,14 +81,6 @@ def test_the_classifier_is_trained_after_the_first_steps_and_shared(tmp_path, mo
     assert 0 < line.values["classifier_accuracy"] <= 1
 
 
-def test_a_short_run_compares_with_fewer_images():
-    """Halvings, down to a least number, and as many as there are in a run without end."""
-    price = {1000: 4.0, 500: 6.0, 250: 8.0, 128: 10.0}.__getitem__
-    assert [limit_reference(1000, 128, budget, price) for budget in (4000, 3999, 2999, 1, math.inf)] == [
-        1000, 500, 250, 128, 1000
-    ]  # fmt: skip
-
-
 def test_previews_and_probes_work_on_latents(encoded, tmp_path):
     data = Latents(str(encoded), str(encoded), batch_size=11, num_workers=0)
     fit(tmp_path, Preview(rows=2), LinearProbes(times=(0.1,)), max_steps=4, task=latent_task(), data=data)
@@ -136,11 +127,32 @@ def test_samples_of_latents_are_evaluated_decoded_against_images(encoded, image_
     assert any("not Inception's" in remark for remark in line.metadata["remarks"])
 
 
-@pytest.mark.parametrize(("count", "measured"), [(100, False), (200, False), (201, True)])
-def test_metrics_sized_to_the_run_need_twenty_images_of_a_class(count, measured):
+@pytest.mark.parametrize(
+    ("count", "options", "words"),
+    [
+        (100, {}, ("100", "200")),
+        (200, {}, ("200",)),
+        (201, {}, ()),
+        (100, {"allow_few": True}, ()),
+        (100, {"reference": "elsewhere"}, ()),
+    ],
+)
+def test_metrics_are_left_out_without_twenty_images_of_a_class(count, options, words):
     data = Digits()
     data.setup()
     data.train = InMemory(*data.train[range(count)])
-    obstacle = GenerationMetrics("small-cnn", num=None)._find_obstacle(data)
-    assert (obstacle is None) == measured
-    assert measured or str(count) in obstacle
+    obstacle = GenerationMetrics("small-cnn", **options).find_obstacle(data)
+    assert (obstacle is None) == (not words)
+    assert all(word in (obstacle or "") for word in words)
+
+
+def test_what_is_left_out_for_want_of_classes_says_so_and_the_rest_goes_on(tmp_path, caplog):
+    data = Digits(32)
+    data.load()
+    data.class_names = ()
+    metrics, probes = GenerationMetrics("small-cnn", num=100), LinearProbes(times=(0.1,))
+    unconditional = tiny_task(UViT(8, 2, 1, dim=16, depth=2, heads=2))
+    fit(tmp_path, metrics, probes, Preview(rows=1), max_steps=2, task=unconditional, data=data)
+    find_line(caplog.messages, "GenerationMetrics are left out", "two classes")
+    find_line(caplog.messages, "LinearProbes are left out", "classes")
+    assert {path.name for path in tmp_path.glob("*.*")} == {"samples.png"}

@@ -125,5 +125,3 @@ def test_large_images_are_averaged_down(digits, monkeypatch):
     other.prepare(small, digits[1][:50], CPU)
     assert one.fingerprint() == other.fingerprint()
     assert same(one(enlarged[:4]), other(small[:4]))
-    few, many = (one.image_flops((3, 32, 32), CPU, count) for count in (100, 50_000))
-    assert few > many == one.image_flops((3, 64, 64), CPU, 50_000)

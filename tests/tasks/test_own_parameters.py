@@ -19,7 +19,7 @@ from uvit_decay.runtime.distributed import others_needed
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks import DiffusionTask
 from uvit_decay.tasks.optim.options import Optimization
-from uvit_decay.tasks.own import own_parameters
+from uvit_decay.tasks.own_parameters import own_parameters
 from uvit_decay.tasks.parallel.sharding import Sharded
 from uvit_decay.tasks.utilisation import image_flops
 

@@ -7,12 +7,12 @@ MODULES = {
     "BranchNorms": "branches",
     "LastCheckpoint": "last_checkpoint",
     "EMA": "ema",
-    "GenerationMetrics": "generation",
+    "GenerationMetrics": "generation_metrics",
     "Preview": "previews",
     "Reconstructions": "previews",
     "LinearProbes": "probe",
     "Progress": "progress",
-    "CPUThreads": "summary",
+    "CPUThreads": "threads",
     "Summary": "summary",
     "RunLogger": ".runs.log",  # configurations name it here
 }

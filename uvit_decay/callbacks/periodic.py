@@ -20,7 +20,6 @@ from uvit_decay.data.datamodule import ImageData
 from uvit_decay.diffusion.sampling import Sampling, total_nfe
 from uvit_decay.images.io import save_image
 from uvit_decay.runs import history
-from uvit_decay.runs.counters import run_length
 from uvit_decay.runs.finish import is_finishing
 from uvit_decay.runs.folder import find_previous_run, run_folder
 from uvit_decay.runs.loggers import log_numbers, log_picture
@@ -30,8 +29,7 @@ from uvit_decay.runtime.precision import Precision, chosen_precision
 from uvit_decay.runtime.progress import Work, track
 from uvit_decay.tasks.base import Task
 from uvit_decay.tasks.diffusion import DiffusionTask
-
-TRAINING_COST = 3  # a forward and a backward pass, in forward passes
+from uvit_decay.tasks.loader_data import LoaderData
 
 
 class Periodic(Callback):
@@ -56,6 +54,7 @@ class Periodic(Callback):
         self.every_n_epochs = every_n_epochs
         self.folder = Path()  # the run folder, set before each evaluation
         self.evaluated = -1  # step of the newest evaluation, or of the start of training
+        self.left_out: str | None = None  # why nothing is evaluated in this run
 
     @abstractmethod
     def evaluate(self, trainer: Trainer, task: Task) -> None:
@@ -64,13 +63,6 @@ class Periodic(Callback):
     @abstractmethod
     def evaluations(self, trainer: Trainer, task: Task) -> int:
         """Return the number of network evaluations of one `evaluate`, over all ranks; each image counts once."""
-
-    def preparations(self, trainer: Trainer, task: Task) -> float:
-        """Return the cost of what is made once for all evaluations of a run, in network evaluations.
-
-        It is called after `prepare_evaluation`, perhaps for several lengths of the run.
-        """
-        return 0.0
 
     def precision(self, task: Task) -> Precision:
         """Return the precision of the network: `asked`, or the task's sampling precision, or the device's default."""
@@ -102,28 +94,24 @@ class Periodic(Callback):
     def prepare_evaluation(self, trainer: Trainer, task: Task) -> None:
         """Check and load what `evaluate` needs, before training; long work belongs in `on_fit_start`."""
 
+    def find_obstacle(self, data: ImageData | LoaderData) -> str | None:
+        """Return why nothing can be evaluated with these data, such as too few images; None if nothing is missing."""
+        return None
+
+    def prepare(self, trainer: Trainer, task: Task) -> None:
+        """Prepare the evaluations, or print why they are left out."""
+        self.left_out = self.find_obstacle(task.data)
+        if self.left_out is None:
+            self.prepare_evaluation(trainer, task)
+        else:
+            rank_zero_info(f"warning: {type(self).__name__} are left out: {self.left_out}")
+
+    def prepare_once(self, trainer: Trainer, task: Task) -> None:
+        """Make what all evaluations of a run share and this machine keeps; called after `prepare`."""
+
     def on_fit_start(self, trainer: Trainer, task: Task) -> None:
         with self._shown(trainer):
-            self.prepare_evaluation(trainer, task)
-
-    def affordable(self, trainer: Trainer) -> float:
-        """Return how many network evaluations one `evaluate` may take if it is sized to the run; may be infinite.
-
-        All evaluations of this callback in a run then cost at most its `budget`.
-        """
-        return self.budget(trainer) / self.count_times(trainer)
-
-    def budget(self, trainer: Trainer) -> float:
-        """Return half of the network evaluations of the training, an image counted as TRAINING_COST; maybe infinite."""
-        _, total = run_length(trainer)
-        return TRAINING_COST * total * trainer.datamodule.batch_size / 2
-
-    def count_times(self, trainer: Trainer) -> float:
-        """Return the number of evaluations in a run, at least 1; in a run without end, 1."""
-        epoch, total = run_length(trainer)
-        if math.isinf(total):
-            return 1.0
-        return max(1.0, self.count_due(epoch, 0, int(total)))
+            self.prepare(trainer, task)
 
     def _intervals(self, epoch: float) -> list[int]:
         """Return the numbers of steps whose multiples are due, given the steps of an epoch, which may be infinite."""
@@ -180,14 +168,10 @@ class Periodic(Callback):
 
     def lacks_result(self, folder: Path, step: int, data: ImageData | None = None) -> bool:
         """Return whether the run in `folder` ends at `step` and has no record of the evaluation that is due there."""
-        if data is not None and self.is_left_out(data):
+        if data is not None and self.find_obstacle(data) is not None:
             return False
         due = self.at_end or (self.every_n_steps > 0 and step % self.every_n_steps == 0)
         return due and not self._has_record(folder, step)
-
-    def is_left_out(self, data: ImageData) -> bool:
-        """Return whether nothing is evaluated because the data lack what this callback needs."""
-        return False
 
     def _has_record(self, folder: Path, step: int) -> bool:
         """Return whether a run folder has a record of the evaluation at a step; true if this callback keeps none."""
@@ -211,7 +195,7 @@ class Periodic(Callback):
             self._evaluate_once(trainer, task)
 
     def _evaluate_once(self, trainer: Trainer, task: Task) -> None:
-        if trainer.global_step == self.evaluated or trainer.fast_dev_run:
+        if trainer.global_step == self.evaluated or trainer.fast_dev_run or self.left_out is not None:
             return
         self.folder = run_folder(trainer)
         with at_signals(trainer, leave=True), self._shown(trainer, f" at step {trainer.global_step}"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info
@@ -24,9 +23,6 @@ from uvit_decay.runtime.precision import Precision
 from uvit_decay.runtime.typed import check_types
 from uvit_decay.tasks.base import Task
 
-MOST = 10_000  # training images at most, unless the user sets another number
-LEAST = 20  # images of each class, if the number is sized to the run
-
 
 @check_types
 class LinearProbes(Periodic):
@@ -34,7 +30,8 @@ class LinearProbes(Periodic):
 
     Features are computed with the EMA weights if the run keeps them. A denoiser gets the null label and one fixed noise
     for each image and noise level. An encoder, such as an MAE's, sees clean images; its grid points have t = 0. The l2
-    penalty and the best grid point are chosen on a held-out part of the training images. Writes the newest grid points
+    penalty and the best grid point are chosen on a held-out part of the training images. Without classes or test images
+    nothing is probed, and a line says so. Writes the newest grid points
     to probes.csv and probes.png, and adds a line to probes.jsonl. With `noise_draws`, the noise share of each grid
     point is measured, too, and drawn in noise_share.png. Logs the test accuracy of the best grid point, and the scores
     of the tracked layer, averaged over the noise levels. On a CPU, cores that torch's threads leave idle compute
@@ -47,9 +44,7 @@ class LinearProbes(Periodic):
             given, otherwise U-ViT's middle block, SiT's last encoder block, or an encoder's last block.
         layers: numbers or names of the layers to probe; null: all.
         pool: `mean` of the patch tokens (null), of `all` tokens, or the class token (`cls`).
-        max_train: largest number of training images, a fixed random choice; null sizes training and test images to the
-            run: 10,000 and `max_test` at most, and only as many as cost half of the training's network evaluations, but
-            at least 20 of each class for training; without test images or classes, nothing is probed.
+        max_train: largest number of training images, a fixed random choice.
         max_test: largest number of test images, a fixed random choice.
         neighbours: k of the nearest neighbours.
         seed: seed of the noise.
@@ -71,7 +66,7 @@ class LinearProbes(Periodic):
         watch: int | str | None = None,
         layers: Sequence[int | str] | None = None,
         pool: Pool | None = None,
-        max_train: int | None = MOST,
+        max_train: int = 10_000,
         max_test: int = 5_000,
         neighbours: int = Probing.neighbours,
         seed: int = Probing.seed,
@@ -88,7 +83,7 @@ class LinearProbes(Periodic):
             times=None if times is None else tuple(times),
             layers=None if layers is None else tuple(map(str, layers)),
             pool=pool or Probing.pool,
-            max_train=MOST if max_train is None else max_train,
+            max_train=max_train,
             max_test=max_test,
             neighbours=neighbours,
             seed=seed,
@@ -96,48 +91,22 @@ class LinearProbes(Periodic):
             noise_draws=noise_draws,
             noise_images=noise_images,
         )
-        self._whole = self.probing  # before it is sized to a run
         self.batch_size = batch_size
         self.watch = watch
         self.asked = precision
-        self.is_sized = max_train is None
-        self.reason = ""  # why the probes of this run are left out
 
     def prepare_evaluation(self, trainer: Trainer, task: Task) -> None:
         """Raise a UserError before training if network or data cannot be probed; a fast_dev_run does not probe."""
         if not trainer.fast_dev_run:
-            if self.is_sized:
-                self.reason = self._find_reason_against(trainer.datamodule)
-                self.probing = self._size(trainer, task)
-            if self.reason:
-                rank_zero_info(f"LinearProbes are left out: {self.reason}")
-                return
             check_probed(task.net, task.path, trainer.datamodule, self.probing)
             self._find_tracked_layer(task)
 
-    def _find_reason_against(self, data: ImageData) -> str:
-        """Return why the images cannot be probed if the probes are sized to the data; empty if they can."""
+    def find_obstacle(self, data: ImageData) -> str | None:
         if len(data.class_names) < 2:
             return f"they need two classes or more, these images have {len(data.class_names)}"
         if data.test is None:
             return "they need test images, such as --data.holdout 0.1"
-        return ""
-
-    def is_left_out(self, data: ImageData) -> bool:
-        return self.is_sized and self._find_reason_against(data) != ""
-
-    def _size(self, trainer: Trainer, task: Task) -> Probing:
-        """Return the options with the images that the run affords; the test images are as many in proportion."""
-        data: ImageData = trainer.datamodule
-        if self.reason:
-            return self.probing
-        train = min(MOST, len(data.train))
-        test = min(self._whole.max_test, len(data.test))
-        levels = len(self.probing.levels(task.path is None))
-        affordable = self.affordable(trainer) / levels - self._count_noisy(data)
-        share = min(1.0, affordable / (train + test))
-        least = LEAST * len(data.class_names)
-        return replace(self.probing, max_train=max(least, int(share * train)), max_test=max(least, int(share * test)))
+        return None
 
     def _find_tracked_layer(self, task: Task) -> int:
         """Return the number of the tracked layer; raise a UserError if it is not probed."""
@@ -151,26 +120,14 @@ class LinearProbes(Periodic):
             return layers[-1]
         return default_layer(task.net, task.path)
 
-    def preparations(self, trainer: Trainer, task: Task) -> float:
-        if self.is_sized:
-            self.probing = self._size(trainer, task)  # which follows the length of the run
-        return 0.0
-
     def evaluations(self, trainer: Trainer, task: Task) -> int:
-        if self.reason:
-            return 0
         data: ImageData = trainer.datamodule
-        images = sum(map(len, choose_images(self.probing, data))) + self._count_noisy(data)
+        noisy = (self.probing.noise_draws or 0) * min(self.probing.noise_images, len(data.test))
+        images = sum(map(len, choose_images(self.probing, data))) + noisy
         return images * len(self.probing.levels(task.path is None))
-
-    def _count_noisy(self, data: ImageData) -> int:
-        """Return the noisy images of the noise share at one noise level."""
-        return (self.probing.noise_draws or 0) * min(self.probing.noise_images, len(data.test))
 
     def evaluate(self, trainer: Trainer, task: Task) -> None:
         """Probe on all ranks: each rank computes its share of the noise levels and sends only scores to rank 0."""
-        if self.reason:
-            return
         precision = self.precision(task)
         with evaluation_weights(trainer, task) as weights:
             prober = Prober(task.net, task.path, trainer.datamodule, self.probing, task.device, precision)

@@ -1,20 +1,17 @@
-"""The message at the end of a run, and the number of its CPU threads."""
+"""The message at the end of a run."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay.runs.checkpoints import LAST
 from uvit_decay.runs.folder import run_folder
 from uvit_decay.runs.history import CHECKPOINTS, CONFIG
-from uvit_decay.runtime.errors import check_whole
 from uvit_decay.runtime.files import LOCK, quote_path
 from uvit_decay.runtime.program import localise
-from uvit_decay.runtime.typed import check_types
 from uvit_decay.tasks.base import Task
 
 
@@ -52,19 +49,3 @@ def _suggest_command(folder: Path, checkpoint: Path, task: Task) -> str:
     if config.exists():
         command += f" --data {quote_path(config)}"  # the probes need its images
     return f"evaluate its features: {command}"
-
-
-@check_types
-class CPUThreads(Callback):
-    """Sets the number of torch's intra-op threads; tiny networks are fastest with one (docs/LOG.md).
-
-    Args:
-        count: threads per process.
-    """
-
-    def __init__(self, count: int = 1) -> None:
-        check_whole(1, 4096, count=count)
-        self.count = count
-
-    def setup(self, trainer: Trainer, task: LightningModule, stage: str) -> None:
-        torch.set_num_threads(self.count)

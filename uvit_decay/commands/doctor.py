@@ -14,8 +14,7 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from uvit_decay.commands.train.launch import CLI
-from uvit_decay.doctor import Finding, Report, Run, cost, length
-from uvit_decay.doctor.backend import check_backend
+from uvit_decay.doctor import Finding, Plan, Report, cost, length
 from uvit_decay.doctor.environment import check_devices, check_weights, list_images, list_ranks, list_versions
 from uvit_decay.doctor.rehearsal import PRACTICE, Practice, Rehearsal, rehearse
 from uvit_decay.runtime.distributed import others_needed
@@ -50,7 +49,7 @@ class Doctor(CLI):
                 options = {**PRACTICE, **length, "default_root_dir": folder, "callbacks": callbacks}
                 return self.instantiate_trainer(**options)
 
-            examine(Run(self.trainer, model, datamodule), report, practice)
+            examine(Plan(self.trainer, model, datamodule), report, practice)
         if dist.is_initialized() and not report.errors:
             dist.barrier()  # a process that is faster would take the group from the others
         code = report.close()
@@ -58,7 +57,7 @@ class Doctor(CLI):
             sys.exit(code)
 
 
-def examine(run: Run, report: Report, practice: Practice) -> None:
+def examine(run: Plan, report: Report, practice: Practice) -> None:
     """Add all findings on a run to the report: what this process can see, then a rehearsal of all ranks."""
     if STARTED in os.environ:
         rehearse(run, practice, Rehearsal(run))
@@ -69,7 +68,7 @@ def examine(run: Run, report: Report, practice: Practice) -> None:
         return  # there are not as many processes as the flags ask for
     try:
         run.data.load()
-        for check in (list_images, check_weights, check_backend):
+        for check in (list_images, check_weights):
             report.add(check(run))
     except UserError as error:
         report.add([Finding("error", "data", str(error))])
@@ -86,7 +85,7 @@ def examine(run: Run, report: Report, practice: Practice) -> None:
             report.add([Finding("error", "run", str(error))])
 
 
-def _measure_cost(run: Run, practice: Practice, failed: bool) -> Iterator[Finding]:
+def _measure_cost(run: Plan, practice: Practice, failed: bool) -> Iterator[Finding]:
     """Rehearse the run, and yield the findings on its time and memory; `failed` if this process has found an error."""
     os.environ[STARTED] = "yes"
     try:

@@ -1,6 +1,6 @@
 """Checks before a long run, which `train.py doctor` prints.
 
-A check is a function of a `Run` that yields findings. Nothing is trained, and nothing is left on a disk.
+A check is a function of a `Plan` that yields findings. Nothing is trained, and nothing is left on a disk.
 """
 
 from uvit_decay.runtime.program import lazy
@@ -8,7 +8,7 @@ from uvit_decay.runtime.program import lazy
 MODULES = {
     "Finding": "report",
     "Report": "report",
-    "Run": "report",
+    "Plan": "report",
 }
 __all__ = list(MODULES)
 __getattr__, __dir__ = lazy(__name__, MODULES)

@@ -13,7 +13,7 @@ from uvit_decay.callbacks.best import BestCheckpoint
 from uvit_decay.callbacks.ema import EMA
 from uvit_decay.callbacks.last_checkpoint import LastCheckpoint
 from uvit_decay.doctor.rehearsal import FORWARD, Measurements
-from uvit_decay.doctor.report import Finding, Run, duration, gib
+from uvit_decay.doctor.report import Finding, Plan, duration, gib
 from uvit_decay.runs.folder import find_runs
 from uvit_decay.tasks import Task
 
@@ -21,7 +21,7 @@ TIGHT = 0.9  # share of the memory; beyond it fragments may not fit
 LOGS = 16 * 2**20  # bytes of logs, pictures and histories; a generous estimate
 
 
-def check_memory(run: Run, found: Measurements) -> Iterator[Finding]:
+def check_memory(run: Plan, found: Measurements) -> Iterator[Finding]:
     """Compare the memory of a step with the memory of the device."""
     taken = found.peak
     if run.trainer.strategy.root_device.type == "cpu":
@@ -37,7 +37,7 @@ def check_memory(run: Run, found: Measurements) -> Iterator[Finding]:
         yield Finding("error", "memory", text, smaller)
 
 
-def estimate_speed(run: Run, found: Measurements) -> Iterator[Finding]:
+def estimate_speed(run: Plan, found: Measurements) -> Iterator[Finding]:
     """Report the time of 1000 steps, unless the run is as short as the warm-up of the rehearsal."""
     if found.counted:
         rate = f"{run.data.batch_size / found.step:.4g} images/s"
@@ -45,7 +45,7 @@ def estimate_speed(run: Run, found: Measurements) -> Iterator[Finding]:
         yield Finding("ok", "speed", text)
 
 
-def estimate_length(run: Run, found: Measurements) -> Iterator[Finding]:
+def estimate_length(run: Plan, found: Measurements) -> Iterator[Finding]:
     """Report the time of the whole run."""
     if math.isinf(found.total):
         yield Finding("note", "run", "it has no end", "--trainer.max_steps")
@@ -63,7 +63,7 @@ def estimate_length(run: Run, found: Measurements) -> Iterator[Finding]:
     yield Finding("ok", "run", f"{steps}, about {duration(seconds)} ({shown}); started now it ends {end}")
 
 
-def _estimate_validation(run: Run, found: Measurements) -> float:
+def _estimate_validation(run: Plan, found: Measurements) -> float:
     """Return the seconds of all validations of the run; an image takes a third of its time in training."""
     trainer = run.trainer
     test = run.data.test
@@ -74,7 +74,7 @@ def _estimate_validation(run: Run, found: Measurements) -> float:
     return _count_validations(run, found) * images * found.step * FORWARD / run.data.batch_size
 
 
-def _count_validations(run: Run, found: Measurements) -> int:
+def _count_validations(run: Plan, found: Measurements) -> int:
     """Return the number of validations until the end of the run."""
     trainer = run.trainer
     steps = found.total - run.begun
@@ -125,7 +125,7 @@ def count_checkpoints(callbacks: Iterable[Callback], begun: int, total: float) -
     return count
 
 
-def check_disk(run: Run, found: Measurements) -> Iterator[Finding]:
+def check_disk(run: Plan, found: Measurements) -> Iterator[Finding]:
     """Compare the size of the files of the run with the free space of their file system."""
     trainer = run.trainer
     size = checkpoint_bytes(run.task, trainer.callbacks, found.moments)

@@ -13,16 +13,16 @@ import torch
 from huggingface_hub import try_to_load_from_cache
 from lightning.pytorch import Callback
 
-from uvit_decay.callbacks.generation import GenerationMetrics
+from uvit_decay.callbacks.generation_metrics import GenerationMetrics
 from uvit_decay.data import ImageData
-from uvit_decay.doctor.report import Finding, Level, Run, gib
+from uvit_decay.doctor.report import Finding, Level, Plan, gib
 from uvit_decay.runtime.distributed import find_launcher
 
 PACKAGES = ("torch", "lightning", "numpy", "diffusers")
 DRIVER = Path("/proc/driver/nvidia/version")
 
 
-def list_versions(run: Run) -> Iterator[Finding]:
+def list_versions(run: Plan) -> Iterator[Finding]:
     """Report the versions of Python and of the main packages."""
     versions = [f"python {platform.python_version()}"]
     for name in PACKAGES:
@@ -30,7 +30,7 @@ def list_versions(run: Run) -> Iterator[Finding]:
     yield Finding("ok", "versions", ", ".join(versions))
 
 
-def check_devices(run: Run) -> Iterator[Finding]:
+def check_devices(run: Plan) -> Iterator[Finding]:
     """Report the devices of this node, their memory and the precision of training."""
     device = run.trainer.strategy.root_device
     count = run.trainer.num_devices
@@ -49,7 +49,7 @@ def check_devices(run: Run) -> Iterator[Finding]:
         yield Finding("warning", "devices", text, "install torch for CUDA, or look at CUDA_VISIBLE_DEVICES")
 
 
-def list_ranks(run: Run) -> Iterator[Finding]:
+def list_ranks(run: Plan) -> Iterator[Finding]:
     """Report the number of processes and their launcher; `check_nodes` has compared the number with the flags."""
     trainer = run.trainer
     started, launcher = find_launcher()
@@ -74,7 +74,7 @@ def memory_limit(device: torch.device) -> int:
     return min(total, int(limit))
 
 
-def list_images(run: Run) -> Iterator[Finding]:
+def list_images(run: Plan) -> Iterator[Finding]:
     """Report the number of images, which must be loaded."""
     data = run.data
     shape = f"{data.channels}x{data.image_size}x{data.image_size}"
@@ -87,7 +87,7 @@ def list_images(run: Run) -> Iterator[Finding]:
 def find_missing_weights(callback: Callback, data: ImageData) -> list[str]:
     """Return the names of the networks that a callback needs and that are not on this machine."""
     missing: list[str] = []
-    if not isinstance(callback, GenerationMetrics) or callback.is_left_out(data):
+    if not isinstance(callback, GenerationMetrics) or callback.find_obstacle(data) is not None:
         return missing
     name = callback.extractor.missing()
     if name is not None:
@@ -99,7 +99,7 @@ def find_missing_weights(callback: Callback, data: ImageData) -> list[str]:
     return missing
 
 
-def check_weights(run: Run) -> Iterator[Finding]:
+def check_weights(run: Plan) -> Iterator[Finding]:
     """Report the networks of other projects that the callbacks need and that are not on this machine."""
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
     missing = {}

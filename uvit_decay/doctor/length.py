@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 from uvit_decay.callbacks.ema import EMA
 from uvit_decay.doctor.rehearsal import Measurements
-from uvit_decay.doctor.report import Finding, Run
+from uvit_decay.doctor.report import Finding, Plan
 from uvit_decay.runs.averages import MOST_INITIAL, describe_initial_share, initial_share
 
 FORGOTTEN = 0.01  # share of the initial weights at the end of the run with the decay that is recommended
 
 
-def check_warmup(run: Run, found: Measurements) -> Iterator[Finding]:
+def check_warmup(run: Plan, found: Measurements) -> Iterator[Finding]:
     """Warn if the run ends within its warm-up."""
     optim = run.task.optim
     shorter = optim.find_shorter_warmup(found.total, found.epoch)
@@ -22,7 +22,7 @@ def check_warmup(run: Run, found: Measurements) -> Iterator[Finding]:
         yield Finding("warning", "warm-up", text, shorter)
 
 
-def check_average(run: Run, found: Measurements) -> Iterator[Finding]:
+def check_average(run: Plan, found: Measurements) -> Iterator[Finding]:
     """Warn if the average of the weights, from which samples and probes come, keeps much of the initial weights."""
     for callback in run.trainer.callbacks:
         if not isinstance(callback, EMA) or math.isinf(found.total):

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.callbacks.summary import Summary
 from uvit_decay.doctor.environment import find_missing_weights, memory_limit
-from uvit_decay.doctor.report import Finding, Run, duration
+from uvit_decay.doctor.report import Finding, Plan, duration
 from uvit_decay.runs.counters import run_length
 from uvit_decay.runtime.distributed import COMPARED, Processes
 from uvit_decay.runtime.errors import UserError, explain
@@ -76,7 +76,7 @@ class Rehearsal(Callback):
         most: seconds of all steps; one is made in any case.
     """
 
-    def __init__(self, run: Run, failed: bool = False, most: float = MOST) -> None:
+    def __init__(self, run: Plan, failed: bool = False, most: float = MOST) -> None:
         self.run = run
         self.most = most
         self.failed = failed
@@ -142,7 +142,9 @@ class Rehearsal(Callback):
         try:
             if not find_missing_weights(callback, trainer.datamodule):
                 callback.setup(trainer, task, "fit")
-                callback.prepare_evaluation(trainer, task)
+                callback.prepare(trainer, task)
+            if callback.left_out is not None:
+                return Finding("warning", name, f"left out: {callback.left_out}")
             evaluations = callback.evaluations(trainer, task)
         except UserError as error:
             return Finding("error", name, str(error))
@@ -177,7 +179,7 @@ def copy_for_practice(part: Copied) -> Copied:
         return copy.deepcopy(part)
 
 
-def rehearse(run: Run, practice: Practice, rehearsal: Rehearsal) -> Measurements:
+def rehearse(run: Plan, practice: Practice, rehearsal: Rehearsal) -> Measurements:
     """Train for a few steps with copies of the callbacks that neither evaluate nor write, and return the cost.
 
     Args:

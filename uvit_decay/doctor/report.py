@@ -19,8 +19,8 @@ WIDTH = len("warning") + 2
 
 
 @dataclass(frozen=True)
-class Run:
-    """A run before it starts.
+class Plan:
+    """A run before it starts: what the doctor looks at.
 
     Args:
         trainer: the trainer of `fit`; it trains nothing here.

@@ -15,7 +15,6 @@ import torch
 from einops import repeat
 from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from uvit_decay.metrics import resize
 from uvit_decay.runtime.errors import UserError
@@ -95,18 +94,6 @@ class Extractor(ABC):
     def missing(self) -> str | None:
         """Return the weights that `prepare` would have to download, in words, or None."""
         return None
-
-    def image_flops(self, shape: tuple[int, ...], device: torch.device, count: int) -> float:
-        """Return the FLOPs for each image of the reference, of a training and of its features.
-
-        Args:
-            shape: shape (c, h, w) of the images.
-            device: the device of `prepare`, which need not have been called for a TrainedExtractor.
-            count: number of images in the reference.
-        """
-        with FlopCounterMode(display=False) as counter:
-            self(torch.zeros(1, *shape, dtype=torch.uint8, device=device))
-        return float(counter.get_total_flops())
 
     def rgb(self, images: UInt8Images) -> UInt8[Tensor, "n 3 h w"]:
         """Return RGB images, with grey images repeated; raise a UserError for other numbers of channels."""

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from uvit_decay.images.io import to_float
 from uvit_decay.metrics.extractors import Features, TrainedExtractor
@@ -133,22 +132,9 @@ class SmallClassifier(TrainedExtractor):
         net = self._network(images.shape[1], int(labels.max()) + 1, max(images.shape[-2:]) > HALVED)
         return net, _train_cycles(net, images, labels)
 
-    def image_flops(self, shape: tuple[int, ...], device: torch.device, count: int) -> float:
-        net = self._network(shape[0], 2, max(shape[-2:]) > HALVED).to("meta")
-        image = self.shrink(torch.zeros(1, *shape, dtype=torch.uint8))
-        with FlopCounterMode(display=False) as counter:
-            net(torch.empty(image.shape, device="meta"))
-        passes = first_passes(count) * (2**CYCLES - 1)
-        return float(counter.get_total_flops() * (3 * passes + 1))  # a backward pass is two forward passes
-
     def extract(self, images: Tensor) -> Features:
         features = self.net[:-1](to_float(self.shrink(images)))
         return Features(features, self.net[-1](features))
-
-
-def first_passes(count: int) -> int:
-    """Return the number of passes over `count` images in the first cycle."""
-    return 1 if count >= MANY else 2
 
 
 def _block(c_in: int, c_out: int, halved: bool = False) -> tuple[nn.Module, ...]:
@@ -168,7 +154,7 @@ def _train_cycles(net: nn.Sequential, images: Tensor, labels: Tensor) -> float:
     net.to(memory_format=torch.channels_last)  # a third less time on CPUs
     optimizer = torch.optim.AdamW(net.parameters(), RATE, weight_decay=DECAY)
     steps = max(1, len(rest) // BATCH)  # of a pass
-    first = steps * first_passes(len(images))
+    first = steps * (1 if len(images) >= MANY else 2)  # steps of the first cycle
     schedule = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, first, T_mult=2)
     best = Score(math.inf, 0.0)
     weights: dict[str, Tensor] = {}

@@ -15,15 +15,21 @@ from uvit_decay.runtime.validation import as_type
 
 # Modules whose classes are elsewhere since commit 72e8659: files may name them by these paths -> where they are now.
 FORMER = {
+    "uvit_decay.callbacks.generation": "uvit_decay.callbacks",
     "uvit_decay.callbacks.run_log": "uvit_decay.callbacks",
+    "uvit_decay.callbacks.summary": "uvit_decay.callbacks",
     "uvit_decay.tasks.auxiliary": "uvit_decay.tasks",
     "uvit_decay.tasks.dispersive": "uvit_decay.tasks",
     "uvit_decay.tasks.layersync": "uvit_decay.tasks",
     "uvit_decay.tasks.optimization": "uvit_decay.tasks",
     "uvit_decay.tasks.repa": "uvit_decay.tasks",
 }
-# Arguments that configurations of ac8466d5 hold, at their default, and that are gone: class -> argument.
-GONE = {"uvit_decay.metrics.SmallClassifier": "steps"}
+# Arguments in configurations of ac8466d5 that are gone, and those that may no longer be null: class -> arguments.
+GONE = {"uvit_decay.metrics.SmallClassifier": ("steps",)}
+NOT_NULL = {
+    "uvit_decay.callbacks.GenerationMetrics": ("num", "max_reference"),
+    "uvit_decay.callbacks.LinearProbes": ("max_train",),
+}
 
 
 def current_path(class_path: str) -> str:

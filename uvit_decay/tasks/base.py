@@ -62,7 +62,7 @@ from uvit_decay.tasks.optim.clipping import clip
 from uvit_decay.tasks.optim.options import Optimization
 from uvit_decay.tasks.optim.scaling import SkippedSteps, check_sharded, scales
 from uvit_decay.tasks.optim.schedule import Schedule
-from uvit_decay.tasks.own import name_own_state, own_parameters
+from uvit_decay.tasks.own_parameters import name_own_state, own_parameters
 from uvit_decay.tasks.parallel.compilation import compile_net
 from uvit_decay.tasks.parallel.ddp import check_gradients
 from uvit_decay.tasks.parallel.sharding import Sharded, average_gradients, original_class

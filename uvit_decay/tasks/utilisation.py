@@ -58,11 +58,14 @@ class Utilisation:
         self._device = task.device
         self._rate = None
         try:
-            flops = count_image_flops(task)
+            flops = image_flops(task)
         except Exception as error:  # a network or a loss of the user's may raise anything
-            kind = type(task.net).__name__
-            rank_zero_info(f"no train/mfu: the FLOPs of {kind} cannot be counted, {one_line(error)}")
-            return
+            try:
+                flops = image_flops(task, hooks=True)  # which may not work on the meta device
+            except Exception:
+                kind = type(task.net).__name__
+                rank_zero_info(f"no train/mfu: the FLOPs of {kind} cannot be counted, {one_line(error)}")
+                return
         if not flops:
             return
         dtype = DTYPES.get(task.trainer.precision, torch.float32)
@@ -84,20 +87,6 @@ class Utilisation:
         if self._rate:
             figures["train/mfu"] = self.speed / self._rate
         return figures
-
-
-def count_image_flops(task: LightningModule) -> float:
-    """Return `image_flops`, with hooks if it fails without them; if both fail, raise the error of the first attempt.
-
-    A loss that reads states from hooks needs them, but hooks may not work on the meta device.
-    """
-    try:
-        return image_flops(task)
-    except Exception as error:
-        try:
-            return image_flops(task, hooks=True)
-        except Exception:
-            raise error from None
 
 
 def image_flops(task: LightningModule, hooks: bool = False) -> float:

@@ -5,14 +5,18 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from conftest import refused, train
+from conftest import ROOT, refused, tiny_task, tiny_trainer, train
 from image_noise import tree
 from jsonargparse import Namespace
 from refusals import find_line
 
+from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.checkpoint import load
 from uvit_decay.commands.train.length import Pace, describe_longer, round_down
 from uvit_decay.commands.train.own_pictures import name_data, prefer_minutes
+from uvit_decay.data import Digits
+from uvit_decay.doctor import Plan
+from uvit_decay.doctor.rehearsal import rehearse
 from uvit_decay.runs.settings import Settings
 from uvit_decay.runs.stage import describe_early, finds_no_class, is_early
 
@@ -96,6 +100,66 @@ def test_minutes_that_suffice_for_no_step_are_refused(pictures, tmp_path, monkey
     find_line(refused(capsys, train, monkeypatch, tmp_path, *words, "--minutes=1e-6"), "--minutes 1e-06", "max_steps")
     find_line(refused(capsys, train, monkeypatch, tmp_path, *words, "--minutes=0"), "--minutes", "0")
     assert not list(tmp_path.rglob("*.ckpt"))
+
+
+class Costly(Periodic):
+    """An evaluation of 60 network evaluations, or one that is left out."""
+
+    def __init__(self, obstacle=None, **when) -> None:
+        super().__init__(**when)
+        self.obstacle, self.prepared = obstacle, 0
+
+    def find_obstacle(self, data):
+        return self.obstacle
+
+    def prepare_once(self, trainer, task) -> None:
+        self.prepared += 1
+
+    def evaluations(self, trainer, task) -> int:
+        return 60
+
+    def evaluate(self, trainer, task) -> None:
+        raise AssertionError("a rehearsal evaluates nothing")
+
+
+def test_minutes_count_what_evaluations_take_and_make_what_they_share(tmp_path, monkeypatch):
+    monkeypatch.setattr(Pace, "left", 1.0)
+    callbacks = Costly(every_n_steps=10), Costly("too few images")
+    data = Digits(32)
+    data.load()
+    plan = Plan(tiny_trainer(tmp_path, *callbacks), tiny_task(), data)
+    pace = Pace(plan, minutes=1.0, began=0.0)
+    rehearse(plan, lambda callbacks: tiny_trainer(tmp_path, *callbacks, max_steps=3), pace)
+    assert [callback.prepared for callback in callbacks] == [1, 0]
+    times = callbacks[0].count_due(44, 0, pace.steps)
+    assert pace.evaluating == pytest.approx(times * 60 / 3 / 32 * pace.found.step)
+
+
+@pytest.mark.slow
+def test_few_pictures_have_no_metrics_and_these_are_not_missing_at_the_end(tmp_path, monkeypatch, caplog):
+    tree(tmp_path / "pictures", [f"{kind}/{i}.png" for kind in ("cat", "dog") for i in range(20)])
+    words = [*TINY[:3], "--model.net.image_size=8", "--model.net.channels=1", "--model.net.num_classes=2"]
+    words += ["--data=Images", "--data.channels=1", "--data.holdout=0.2", f"--data.path={tmp_path / 'pictures'}"]
+    words += ["--trainer.max_steps=1", "--ckpt_path=auto"]
+    train(monkeypatch, tmp_path, "fit", *words)
+    (run,) = (tmp_path / "runs").glob("*/version_0")
+    assert not (run / "generation.jsonl").exists()
+    assert (run / "probes.jsonl").exists()
+    launches = (run / "launches.jsonl").read_bytes()
+    train(monkeypatch, tmp_path, "fit", *words)
+    find_line(caplog.messages, "nothing is left to do", "step 1")
+    assert (run / "launches.jsonl").read_bytes() == launches
+
+
+def test_numbers_that_were_sized_to_the_run_are_read_from_configurations_of_ac8466d5(tmp_path, monkeypatch, capsys):
+    former = (ROOT / "configs" / "pictures.yaml").read_text()
+    former = former.replace("num: 500", "num: null").replace("max_reference: 2000", "max_reference: null")
+    (tmp_path / "former.yaml").write_text(former)
+    with pytest.raises(SystemExit):
+        train(monkeypatch, tmp_path, "fit", "--config=former.yaml", "--print_config")
+    printed = capsys.readouterr().out
+    assert "num: 5000\n" in printed
+    assert "max_reference: 50000\n" in printed
 
 
 @pytest.mark.parametrize(

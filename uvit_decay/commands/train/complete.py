@@ -52,8 +52,6 @@ def complete(config: Namespace, words: Sequence[str], default: Path) -> ImageDat
     name_run(config)
     reset_alpha_min(config, words)
     unclip_latents(config, words)
-    if is_default:
-        size_evaluations(config, words)
     if not is_default or sets_argument(words, "model.net.image_size"):
         crop_to_network(config)
     data = replace_default_sizes(config, words) if is_default else take_data_sizes(config)
@@ -201,28 +199,6 @@ def unclip_latents(config: Namespace, words: Sequence[str]) -> None:
 def _find_data_class(config: Namespace) -> type[ImageData]:
     """Return the class of the data module in a configuration."""
     return pkgutil.resolve_name(config.data.class_path)
-
-
-def size_evaluations(config: Namespace, words: Sequence[str]) -> None:
-    """Size metrics and probes of the default configuration to the data and the run if the data are not the digits.
-
-    The numbers in the default configuration are for the digits and its own length. Callbacks that the command line sets
-    keep theirs.
-    """
-    flags = {word.partition("=")[0] for word in words}
-    if flags & {"--trainer", "--trainer.callbacks"} or _find_data_class(config) is Digits:
-        return
-    first: dict[str, Namespace] = {}  # callbacks that are appended by --trainer.callbacks+ come later
-    for callback in config.trainer.callbacks or ():
-        name = callback.class_path.rpartition(".")[2]
-        first.setdefault(name, callback)
-    if "GenerationMetrics" in first:
-        arguments = first["GenerationMetrics"].init_args
-        arguments.num = None
-        arguments.max_reference = None
-    if "LinearProbes" in first:
-        first["LinearProbes"].init_args.max_train = None
-    rank_zero_info("metrics and probes are sized to the data and the run (docs/training.md)")
 
 
 def crop_to_network(config: Namespace) -> None:

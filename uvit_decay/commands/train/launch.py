@@ -30,7 +30,7 @@ from uvit_decay.commands.train.help import SUBCOMMANDS
 from uvit_decay.commands.train.length import describe_longer, find_steps
 from uvit_decay.commands.train.parser import TrainParser, check_nodes, check_values, limit, locate
 from uvit_decay.data import ImageData
-from uvit_decay.doctor import Run
+from uvit_decay.doctor import Plan
 from uvit_decay.nn import ImageNetwork  # noqa: F401  imports all networks, for the same reason
 from uvit_decay.runs.checkpoints import (
     AUTO,
@@ -298,7 +298,7 @@ class CLI(LightningCLI):
         minutes = self._get(self.config, "minutes")
         steps = start.settings.get("trainer.max_steps", -1) if start is not None else -1
         if steps == -1:
-            run = Run(self.trainer, self.model, self.datamodule)
+            run = Plan(self.trainer, self.model, self.datamodule)
             steps = find_steps(minutes, self._began, run, self._build_silent_trainer)
             steps += run.begun
             self._fits_minutes = True

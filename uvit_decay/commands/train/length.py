@@ -16,7 +16,8 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.seed import isolate_rng
 
-from uvit_decay.doctor import Run
+from uvit_decay.callbacks.periodic import Periodic
+from uvit_decay.doctor import Plan
 from uvit_decay.doctor.rehearsal import FORWARD, MOST, PRACTICE, Rehearsal, copy_for_practice, rehearse
 from uvit_decay.doctor.report import duration
 from uvit_decay.runtime.errors import UserError
@@ -34,7 +35,7 @@ BuildTrainer = Callable[..., Trainer]  # function settings -> trainer of the run
 class Pace(Rehearsal):
     """Rehearsal that finds the number of steps that fit into the time that is left.
 
-    Classifiers that callbacks train are trained here, once, so that their time is known.
+    What callbacks make once for a run, such as a trained classifier, is made here, so that its time is known.
 
     Args:
         run: the run.
@@ -42,12 +43,13 @@ class Pace(Rehearsal):
         began: when the program began, by `time.monotonic()`.
     """
 
-    def __init__(self, run: Run, minutes: float, began: float) -> None:
+    def __init__(self, run: Plan, minutes: float, began: float) -> None:
         super().__init__(run, most=min(MOST, MEASURING * 60 * minutes))
         self.minutes = minutes
         self.end = began + 60 * minutes * (1 - RESERVE)
         self.steps = 0  # that fit
         self.evaluating = 0.0  # seconds of the evaluations of such a run
+        self._costs: dict[Periodic, float] = {}  # seconds of one evaluation, by callback
 
     @property
     def left(self) -> float:
@@ -56,10 +58,18 @@ class Pace(Rehearsal):
 
     def on_train_end(self, trainer: Trainer, task: Task) -> None:
         super().on_train_end(trainer, task)
+        for finding in self.found.callbacks:
+            if finding.level == "error":  # with which the run would end
+                raise UserError(finding.text)
+        per_evaluation = FORWARD * self.found.step / trainer.datamodule.batch_size
+        for callback in self.run.periodic:
+            if callback.left_out is None:
+                callback.prepare_once(trainer, task)
+                self._costs[callback] = callback.evaluations(trainer, task) * per_evaluation
         left = self.left
 
         def seconds(steps: int) -> float:
-            return steps * self.found.step + self._estimate_evaluations(trainer, task, steps)
+            return steps * self.found.step + self._estimate_evaluations(steps)
 
         most = max(0, int(left / self.found.step))
         fitting = bisect_right(range(1, most + 1), left, key=seconds)
@@ -70,18 +80,14 @@ class Pace(Rehearsal):
                 f"{least:.1f}; give more, or set --trainer.max_steps"
             )
         self.steps = round_down(fitting)
-        self.evaluating = self._estimate_evaluations(trainer, task, self.steps)
+        self.evaluating = self._estimate_evaluations(self.steps)
 
-    def _estimate_evaluations(self, trainer: Trainer, task: Task, steps: int) -> float:
+    def _estimate_evaluations(self, steps: int) -> float:
         """Return the seconds of all evaluations of the next `steps` steps of a run."""
         self.found.total = self.run.begun + steps
-        trainer.fit_loop.epoch_loop.max_steps = self.found.total  # by which callbacks choose the size of evaluations
-        per_evaluation = FORWARD * self.found.step / trainer.datamodule.batch_size
         total = 0.0
-        for callback in self.run.periodic:
-            once = callback.preparations(trainer, task)  # the size of an evaluation may depend on it
-            each = callback.evaluations(trainer, task)
-            total += (once + self._count_times(callback) * each) * per_evaluation
+        for callback, seconds in self._costs.items():
+            total += self._count_times(callback) * seconds
         return total
 
 
@@ -91,7 +97,7 @@ def round_down(steps: int) -> int:
     return steps // unit * unit
 
 
-def find_steps(minutes: float, began: float, run: Run, build_trainer: BuildTrainer) -> int:
+def find_steps(minutes: float, began: float, run: Plan, build_trainer: BuildTrainer) -> int:
     """Return how many steps of a run fit into its minutes, and print it; the run itself is not changed.
 
     Its images are loaded, and stay loaded.
@@ -109,7 +115,7 @@ def find_steps(minutes: float, began: float, run: Run, build_trainer: BuildTrain
         raise UserError(f"--minutes {minutes:g} is for one process: set --trainer.max_steps, the length of the run")
     trial = copy_for_practice(run.task)
     trial.init_from = None
-    pace = Pace(Run(run.trainer, trial, run.data), minutes, began)
+    pace = Pace(Plan(run.trainer, trial, run.data), minutes, began)
     if run.data.train is None:
         run.data.load()
     with TemporaryDirectory() as folder, isolate_rng(), _silent(), track("measuring the speed"):

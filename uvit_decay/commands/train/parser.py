@@ -23,7 +23,7 @@ from uvit_decay.commands.train.messages import NAMEABLE, PRECISIONS, TAKEN, desc
 from uvit_decay.commands.train.words import CONFIG_FLAGS, check_config
 from uvit_decay.runtime.distributed import BY_HAND, find_launcher
 from uvit_decay.runtime.errors import MOST_SEED, UserError, check_numbers, check_whole, explain
-from uvit_decay.runtime.instantiate import GONE, current_path
+from uvit_decay.runtime.instantiate import GONE, NOT_NULL, current_path
 from uvit_decay.runtime.precision import FLOAT16
 from uvit_decay.runtime.validation import YAML_LOADER, check_yaml, parse, read_text
 
@@ -127,10 +127,15 @@ def _rename_classes(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     renamed = {key: _rename_classes(item) for key, item in value.items()}
-    if isinstance(renamed.get("class_path"), str):
-        if renamed["class_path"] in GONE and isinstance(renamed.get("init_args"), dict):
-            renamed["init_args"].pop(GONE[renamed["class_path"]], None)
-        renamed["class_path"] = current_path(renamed["class_path"])
+    name, arguments = renamed.get("class_path"), renamed.get("init_args")
+    if isinstance(name, str):
+        renamed["class_path"] = current_path(name)
+    if isinstance(name, str) and isinstance(arguments, dict):
+        for argument in GONE.get(name, ()):
+            arguments.pop(argument, None)
+        for argument in NOT_NULL.get(name, ()):
+            if arguments.get(argument, 0) is None:
+                del arguments[argument]
     return renamed
 
 

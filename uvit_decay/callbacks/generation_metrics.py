@@ -13,11 +13,10 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from uvit_decay.callbacks.ema import evaluation_weights
-from uvit_decay.callbacks.generation_size import REFERENCE_SHARE, find_price, limit_reference
 from uvit_decay.callbacks.periodic import PeriodicSampling, record
 from uvit_decay.callbacks.stopping import at_signals
 from uvit_decay.data import ImageData
-from uvit_decay.diffusion.sampling import Sampling, total_nfe
+from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.evaluation.cache import prepare_extractor
 from uvit_decay.evaluation.feature_table import FeatureOptions
 from uvit_decay.evaluation.generation import MOST_REFERENCE, Comparison, open_reference
@@ -31,7 +30,6 @@ from uvit_decay.generation.samples import Samples
 from uvit_decay.images.autoencoder import Autoencoder, decoder
 from uvit_decay.images.io import to_uint8
 from uvit_decay.metrics.extractors import Extractor
-from uvit_decay.runs.counters import run_length
 from uvit_decay.runs.history import GENERATION
 from uvit_decay.runs.stage import describe_early, finds_no_class, is_early
 from uvit_decay.runtime.distributed import Processes
@@ -39,7 +37,6 @@ from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole
 from uvit_decay.runtime.typed import check_types
 from uvit_decay.tasks.diffusion import DiffusionTask
 
-MOST = 5000  # images of each measurement
 PER_CLASS = 20  # training images of a class below which no classifier is trained for the metrics
 
 
@@ -49,7 +46,8 @@ class GenerationMetrics(PeriodicSampling):
 
     A class-conditional network samples its classes in turn, with any sampler. All numbers are proxies of the published
     protocols; their keys name the protocol. Latents are decoded by their autoencoder and compared with the `reference`,
-    which must be set.
+    which must be set. If there are no more training images than features, or if they have no classes and the extractor
+    needs some, nothing is measured, and a line says so.
 
     Features of the reference, and a classifier that is trained on it, are made after the first training steps and
     cached on this machine, for all runs with the same images. If the data have test images, and the reference are the
@@ -59,16 +57,11 @@ class GenerationMetrics(PeriodicSampling):
         extractor: `Inception` for RGB photographs, `SmallClassifier` for small images such as digits, or a name as in
             --features of evaluate.py: the .ckpt or .safetensors of an encoder or classifier, timm:NAME=FILE, small-cnn.
             A classifier is trained on the reference, or on the training images if the reference has no labels.
-        num: number of samples; FID and FD need more samples than the extractor has features. null sizes the number to
-            the data and the run: one for each training image, at most 5,000, and only as many as cost half of the
-            training's network evaluations, but at least twice as many as features. If there are no more training images
-            than features, or if they have no classes and the extractor needs some, nothing is measured.
+        num: number of samples; FID and FD need more samples than the extractor has features.
         reference: as --reference of evaluate.py, its images cropped to the size of the samples; null: the training
             images.
         max_reference: largest number of training images in the reference, a fixed random choice; images that
-            `reference` names are all taken. null halves either, from at most 50,000 images, until their features and
-            classifier cost at most a quarter of the training, by their FLOPs; the samples may then cost the rest of the
-            half.
+            `reference` names are all taken.
         seed: seed of the samples.
         batch_size: images per batch on each device.
         allow_few: allow fewer images than features, for a trial.
@@ -85,9 +78,9 @@ class GenerationMetrics(PeriodicSampling):
     def __init__(
         self,
         extractor: Extractor | str,
-        num: int | None = MOST,
+        num: int = 5000,
         reference: str | Path | None = None,
-        max_reference: int | None = MOST_REFERENCE,
+        max_reference: int = MOST_REFERENCE,
         seed: int = 1,
         batch_size: int = 256,
         allow_few: bool = False,
@@ -98,10 +91,7 @@ class GenerationMetrics(PeriodicSampling):
         every_n_epochs: int | None = None,
     ) -> None:
         super().__init__(sampling, every_n_steps, at_end, every_n_epochs)
-        check_whole(1, MOST_IMAGES, batch_size=batch_size)
-        for name, count in (("num", num), ("max_reference", max_reference)):
-            if count is not None:
-                check_whole(1, MOST_IMAGES, **{name: count})
+        check_whole(1, MOST_IMAGES, batch_size=batch_size, num=num, max_reference=max_reference)
         check_whole(0, MOST_SEED, seed=seed)
         if isinstance(extractor, str):
             extractor = FeatureOptions(extractor).extractor(spatial=False)
@@ -116,34 +106,20 @@ class GenerationMetrics(PeriodicSampling):
         self._reference_file: StatisticsFile | None = None
         self._reference_images: ImageSource | None = None
         self._autoencoder: Autoencoder | None = None  # on the CPU; `evaluate` makes a copy on the device
-        self._size = 0  # side of the samples in pixels, set by `prepare_evaluation`; 0 if nothing is measured
+        self._size = 0  # side of the samples in pixels, set by `prepare_evaluation`; 0 before
         self._channels = 0  # channels of the images of which features are extracted
-        self._spent = 0.0  # network evaluations that the reference costs, if it is sized to the run
         self._is_ready = False  # whether features of the reference are extracted, and a classifier is trained
         self._ceiling: Ceiling | None = None  # values of the test images
 
     def samples(self, trainer: Trainer, task: DiffusionTask) -> int:
-        if self.num is not None:
-            return self.num
-        affordable = (self.budget(trainer) - self._spent) / self.count_times(trainer)
-        wanted = min(MOST, len(trainer.datamodule.train), affordable / total_nfe(1, self.sampling_for(task)))
-        return int(max(self._least, wanted))
-
-    @property
-    def _least(self) -> int:
-        """The least number of samples and of reference images that are sized to the run."""
-        return 2 * self.extractor.widths["features"]
+        return self.num
 
     def prepare_evaluation(self, trainer: Trainer, task: DiffusionTask) -> None:
         """Load extractor and autoencoder and check the reference before training, so that errors come early."""
-        self._size, self._spent, self._is_ready, self._ceiling = 0, 0.0, False, None
-        if trainer.fast_dev_run or not self._measures(trainer):
+        self._size, self._is_ready, self._ceiling = 0, False, None
+        if trainer.fast_dev_run:
             return
         data: ImageData = trainer.datamodule
-        obstacle = self._find_obstacle(data)
-        if obstacle is not None:
-            rank_zero_info(f"warning: GenerationMetrics are left out: {obstacle}")
-            return
         self._size = data.image_size
         if data.latents:
             if self.reference is None:
@@ -154,61 +130,30 @@ class GenerationMetrics(PeriodicSampling):
         self._channels = self.extractor.channels or (3 if data.latents else data.channels)
         if not self.extractor.needs_labels:
             self._prepare_extractor(data, task)
-        self._open_reference(trainer, task)
+        self._open_reference(data)
         if self._reference_file is None or not self.extractor.needs_labels:
             self._comparison(task, self.sampling_for(task), "no", to_uint8).check()
 
-    def _find_obstacle(self, data: ImageData) -> str | None:
-        """Return why nothing is measured if the metrics are sized to the data; None if nothing stands in the way.
-
-        Raises:
-            UserError: the extractor needs labels, there are none, and the metrics are not sized to the data.
-        """
+    def find_obstacle(self, data: ImageData) -> str | None:
+        """Return why nothing is measured, if the reference are the training images: too few, or without classes."""
+        if self.reference is not None or data.latents:
+            return None
         count, least = len(data.train), self.extractor.widths["features"]
-        if self.extractor.needs_labels:  # a classifier recognises nothing that it has seen only a few times
+        if self.extractor.needs_labels:
+            if len(data.class_names) < 2:
+                return f"{self.extractor.name} features need training images of two classes or more"
+            # A classifier recognises nothing that it has seen only a few times.
             least = max(least, PER_CLASS * len(data.class_names))
-        if self.num is None and self.reference is None and count <= least:
+        if count <= least and not self.options.allow_few:
             return f"{count} training images, they need more than {least}"
-        if self.extractor.needs_labels and self.reference is None and (data.latents or len(data.class_names) < 2):
-            needs = f"{self.extractor.name} features need training images of two classes or more"
-            if self.num is None:
-                return needs
-            raise UserError(needs)
         return None
 
-    def is_left_out(self, data: ImageData) -> bool:
-        return self._find_obstacle(data) is not None
-
-    def preparations(self, trainer: Trainer, task: DiffusionTask) -> float:
-        if not self._size:
-            return 0.0
-        self._open_reference(trainer, task)  # its size follows the length of the run
-        return self._spent
-
-    def evaluations(self, trainer: Trainer, task: DiffusionTask) -> int:
-        if self._find_obstacle(trainer.datamodule) is not None:
-            return 0
-        return super().evaluations(trainer, task)
-
-    def _open_reference(self, trainer: Trainer, task: DiffusionTask) -> None:
-        """Open the reference, and choose as many of its images as the run can afford."""
+    def _open_reference(self, data: ImageData) -> None:
         if self.reference is not None:
             opened = open_reference(self.reference, self._channels, self._size)
             self._reference_file, self._reference_images = opened
         else:
-            self._reference_images = self._open_data(trainer.datamodule, "train")
-        images = self._reference_images
-        if images is None:
-            return
-        if self.max_reference is None:
-            price = find_price(self.extractor, images.shape, task)
-            most = min(MOST_REFERENCE, len(images))
-            budget = self.budget(trainer)
-            count = limit_reference(most, self._least, REFERENCE_SHARE * budget, price)
-            self._spent = min(budget, count * price(count))
-            self._reference_images = choose_reference(images, count)
-        elif self.reference is None:
-            self._reference_images = choose_reference(images, self.max_reference)
+            self._reference_images = choose_reference(self._open_data(data, "train"), self.max_reference)
 
     def _open_data(self, data: ImageData, split: str) -> DatasetImages:
         """Return the training or test images of the run ("train" or "test")."""
@@ -221,17 +166,10 @@ class GenerationMetrics(PeriodicSampling):
         if self.extractor.needs_labels:
             training = self._reference_images
             if training is None or training.labels is None or len(training.class_names) < 2:
-                training = choose_reference(self._open_data(data, "train"), self.max_reference or MOST_REFERENCE)
+                training = choose_reference(self._open_data(data, "train"), self.max_reference)
             training = choose_reference(training, MOST_REFERENCE)
         shape = (self._channels, self._size, self._size)
         prepare_extractor(self.extractor, shape, task.device, Processes.current(), training)
-
-    def _measures(self, trainer: Trainer) -> bool:
-        """Return whether any evaluation takes place in the run."""
-        if self.at_end or self.every_n_epochs:
-            return True
-        _, total_steps = run_length(trainer)
-        return 0 < self.every_n_steps <= total_steps
 
     def on_train_batch_end(self, trainer: Trainer, task: DiffusionTask, *args: Any) -> None:
         """Make features of the reference and the classifier after the first steps, at a step that is logged.
@@ -240,13 +178,15 @@ class GenerationMetrics(PeriodicSampling):
         """
         every = trainer.log_every_n_steps or 1
         step = trainer.global_step
-        if self._size and not self._is_ready and step > max(self.evaluated, 0) and step % every == 0:
+        if not self._is_ready and step > max(self.evaluated, 0) and step % every == 0:
             with at_signals(trainer, leave=True), self._shown(trainer):
-                self._prepare_reference(trainer, task)
+                self.prepare_once(trainer, task)
         super().on_train_batch_end(trainer, task, *args)
 
-    def _prepare_reference(self, trainer: Trainer, task: DiffusionTask) -> None:
+    def prepare_once(self, trainer: Trainer, task: DiffusionTask) -> None:
         """Train the extractor if it is to be trained, and extract the features of reference and test images."""
+        if not self._size:
+            return
         data: ImageData = trainer.datamodule
         if self.extractor.needs_labels:
             self._prepare_extractor(data, task)
@@ -260,16 +200,13 @@ class GenerationMetrics(PeriodicSampling):
         self._is_ready = True
 
     def _compare_test_images(self, data: ImageData, comparison: Comparison) -> Comparison | None:
-        """Return the comparison of the test images with the training images; None without test images or budget."""
+        """Return the comparison of the test images with the training images; None without test images."""
         if self.reference is not None or data.latents or data.test is None or not len(data.test):
             return None
         images = self._open_data(data, "test")
         if not comparison.can_compare(images):
             return None
-        real = comparison.compare_real(images)
-        # Test images only need features, and so cost less than reference images.
-        too_dear = self.max_reference is None and len(real.samples) > len(comparison.reference)
-        return None if too_dear else real
+        return comparison.compare_real(images)
 
     def _comparison(
         self, task: DiffusionTask, sampling: Sampling, weights: str, decode: Callable[[Tensor], Tensor]
@@ -291,10 +228,8 @@ class GenerationMetrics(PeriodicSampling):
         )
 
     def evaluate(self, trainer: Trainer, task: DiffusionTask) -> None:
-        if not self._size:
-            return
         if not self._is_ready:
-            self._prepare_reference(trainer, task)
+            self.prepare_once(trainer, task)
         sampling = self.sampling_for(task)
         processes = Processes.current()
         decode = to_uint8
