@@ -46,9 +46,9 @@ def test_a_line_names_the_argument_the_types_and_the_value():
         EMA(decay="x")
     with raises_user_error("attach", "alpha_min", "float", "'0.7'"):
         attach(nn.Linear(2, 2), "0.7")
-    with raises_user_error("Optimization", "lr", "float or None", "'1e-3'"):
+    with raises_user_error("Optimization", "lr", "float | None", "'1e-3'"):
         Optimization(lr="1e-3")
-    with raises_user_error("UViT", "init", "official or xavier", "'no'"):
+    with raises_user_error("UViT", "init", "official", "xavier", "'no'"):
         UViT(**SIZES, init="no")
     with pytest.raises(TypeError, match="alpha"):
         UViT(**SIZES, alpha=0.7)

@@ -9,8 +9,9 @@ from typing import Annotated, Literal
 import pytest
 from refusals import raises_user_error
 
-from uvit_decay.runtime.command_line import Bounds, check_bounds, parse, respell, run
+from uvit_decay.runtime.command_line import parse, respell, run
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.typed import Bounds, check_types
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Loading:
     trust: Sequence[str] = ()
 
 
+@check_types
 @dataclass(frozen=True)
 class Sampling(Loading):
     """how a checkpoint samples
@@ -40,9 +42,6 @@ class Sampling(Loading):
     clip: bool | None = None
     classes: tuple[int, ...] | None = None
     interval: tuple[float, float] = (0.0, 1.0)
-
-    def __post_init__(self) -> None:
-        check_bounds(type(self), vars(self))
 
 
 Count = Annotated[int, Bounds(1, 100)]

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from uvit_decay.generation.options import Count
-from uvit_decay.runtime.command_line import Bounds, run
+from uvit_decay.runtime.command_line import run
 from uvit_decay.runtime.errors import check_numbers
 from uvit_decay.runtime.files import quote_path
 from uvit_decay.runtime.program import PROGRAM
 from uvit_decay.runtime.progress import track
+from uvit_decay.runtime.typed import Bounds
 
 if TYPE_CHECKING:
     from uvit_decay.data.latents.manifest import Manifest

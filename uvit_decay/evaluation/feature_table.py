@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from uvit_decay.generation.options import PrecisionOption
 from uvit_decay.representations.options import TIMM
-from uvit_decay.runtime.command_line import Bounds
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.runtime.typed import Bounds, check_types
 
 if TYPE_CHECKING:
     from uvit_decay.metrics.extractors import Extractor

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from uvit_decay.runtime.command_line import Advanced, Bounds, check_bounds
+from uvit_decay.runtime.command_line import Advanced
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.runtime.typed import Bounds, check_types
 
 if TYPE_CHECKING:
     import torch
@@ -293,7 +293,6 @@ class MetricOptions:
     allow_few: Annotated[bool, Advanced] = False
 
     def __post_init__(self) -> None:
-        check_bounds(type(self), vars(self))
         named = name_all_metrics()
         if not named.keys() >= set(self.metrics or ()):
             raise UserError(f"--metrics takes some of {','.join(named)}, got {','.join(self.metrics)!r}")

@@ -9,10 +9,11 @@ from typing import Annotated, Any, Literal
 
 from uvit_decay.checkpoint.options import Weights
 from uvit_decay.data.classes import class_numbers
-from uvit_decay.runtime.command_line import Advanced, Bounds, check_bounds
+from uvit_decay.runtime.command_line import Advanced
 from uvit_decay.runtime.errors import MOST_SEED, UserError
 from uvit_decay.runtime.instantiate import Trusted
 from uvit_decay.runtime.program import or_bundled
+from uvit_decay.runtime.typed import Bounds, check_types
 
 LARGEST_GRID = 10_000  # images; a grid is assembled in memory
 MOST_IMAGES = 10_000_000  # 200 times what papers sample
@@ -37,6 +38,7 @@ class LoadingOptions:
     trust: Annotated[Sequence[Trusted], Advanced] = ()
 
 
+@check_types
 @dataclass(frozen=True)
 class SamplingOptions(LoadingOptions):
     """Sampling from a checkpoint.
@@ -85,7 +87,6 @@ class SamplingOptions(LoadingOptions):
     precision: Annotated[PrecisionOption | None, Advanced] = None
 
     def __post_init__(self) -> None:
-        check_bounds(type(self), vars(self))
         self._check_guide()
 
     def _check_guide(self) -> None:

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from uvit_decay.generation.options import LARGEST_GRID, Count, LoadingOptions, Seed
-from uvit_decay.runtime.command_line import Bounds, check_bounds
-from uvit_decay.runtime.errors import UserError, check_numbers
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.typed import Bounds, Within, check_types
 
 TIMES = (0.01, 0.03, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
 TIME = 0.1  # noise level of a denoiser's images where a command reads a single one
@@ -39,9 +38,6 @@ class ProtocolOptions:
     draws: Annotated[int, Bounds(1, 1000)] = 5
     seed: Seed = 0
     batch_size: Most = 256
-
-    def __post_init__(self) -> None:
-        check_bounds(type(self), vars(self))
 
     @property
     def name(self) -> str:
@@ -95,7 +91,6 @@ class Probing(ProtocolOptions):
             check_times(self.times)
         if self.layers == ():
             raise UserError("layers is empty: name the layers of the probes, or leave it out for all")
-        super().__post_init__()
 
     def levels(self, encoder: bool) -> tuple[float, ...]:
         """Return the noise levels: of a denoiser `times` or TIMES, of an encoder 0 alone, clean images."""
@@ -120,9 +115,6 @@ class Alignment:
     reference: Path = Path("timm:vit_large_patch14_dinov2.lvd142m")
     reference_size: Annotated[int, Bounds(1, 4096)] = 224
     alignment_images: Annotated[int, Bounds(12, 2**31)] = 2000
-
-    def __post_init__(self) -> None:
-        check_bounds(type(self), vars(self))
 
     @property
     def name(self) -> str:
@@ -156,21 +148,17 @@ class Classification(ProtocolOptions):
 
     protocol: tuple[str, ...] = ("in100-linear", "logistic", "knn")
     layer: str | None = None
-    time: float | None = None
+    time: Annotated[float | None, Within("(0, 1)")] = None
     norm: bool = False
     epochs: Annotated[int, Bounds(1, 10_000)] = 200
-    temperature: float = 0.07
+    temperature: Annotated[float, Within("(0, inf)")] = 0.07
 
     def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise UserError(f"must be positive, got {self.temperature:g}", argument="temperature")
         if self.uniform and self.temperature != Classification.temperature:
             raise UserError("with `uniform` all votes are equal; leave one of the two out", argument="temperature")
-        if self.time is not None:
-            check_numbers("(0, 1)", time=self.time)
-        super().__post_init__()
 
 
+@check_types
 @dataclass(frozen=True, kw_only=True)
 class Reconstruction(LoadingOptions):
     """Reconstructions of masked images.

@@ -29,24 +29,17 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import is_dataclass
 from functools import partial
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
+from types import NoneType
+from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
-from uvit_decay.runtime.errors import UserError, check_whole, name_flags, user_errors
+from uvit_decay.runtime.errors import UserError, name_flags, user_errors
 from uvit_decay.runtime.program import check_launcher_variables, localise, quiet_libraries
 from uvit_decay.runtime.suggestions import did_you_mean
+from uvit_decay.runtime.typed import check_ranges, split_hint
 
 ENTRY = re.compile(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)  # of the section Args: of a docstring
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """Least and largest value of an integer option."""
-
-    least: int
-    most: int
 
 
 UNKNOWN = re.compile(r"unrecognized arguments: ([^\s=]+)")
@@ -152,15 +145,6 @@ def respell(args: Sequence[str], old: str, new: str) -> list[str]:
     return [re.sub("^--[^=]+", respell, arg) for arg in args]
 
 
-def check_bounds(owner: Any, values: Mapping[str, Any]) -> None:
-    """Raise a UserError that names the first value out of the `Bounds` in the annotations of a function or class."""
-    for name, hint in get_type_hints(owner, include_extras=True).items():
-        _, notes = _plain(hint)
-        for note in notes:
-            if isinstance(note, Bounds) and values.get(name) is not None:
-                check_whole(note.least, note.most, **{name: values[name]})
-
-
 def _call(owner: Any, given: Mapping[str, Any]) -> Callable[[], Any]:
     """Return a call of a function or dataclass with the given options that are its parameters."""
     hints = get_type_hints(owner)
@@ -170,7 +154,7 @@ def _call(owner: Any, given: Mapping[str, Any]) -> Callable[[], Any]:
             values[name] = _call(hints[name], given)()
         elif name in given:
             values[name] = given[name]
-    check_bounds(owner, values)
+    check_ranges(get_type_hints(owner, include_extras=True), values)
     return partial(owner, **values)
 
 
@@ -206,7 +190,7 @@ def _add_options(
             group = parser.add_argument_group(title)
             _add_options(group, hint, parser.add_argument_group(f"{title}, advanced"))
             continue
-        _, notes = _plain(hint)
+        _, notes = split_hint(hint)
         group = parser
         if advanced is not None and Advanced in notes:
             group = advanced
@@ -215,7 +199,7 @@ def _add_options(
 
 def _add_option(parser: argparse._ActionsContainer, parameter: inspect.Parameter, hint: Any, words: str) -> None:
     """Add the option of one parameter, given its annotation and its documentation."""
-    hint, notes = _plain(hint)
+    hint, notes = split_hint(hint)
     required = parameter.default is parameter.empty
     positional = required and parameter.kind is not parameter.KEYWORD_ONLY
     # Options that are not given stay out of the result, so that the function's defaults are used.
@@ -256,16 +240,6 @@ def _reading(hint: Any, parameter: inspect.Parameter, positional: bool) -> dict[
         kind = get_args(hint)[0]
         return {"type": kind, "nargs": "+"} if positional else {"type": kind, "action": "append"}
     return {"type": hint}
-
-
-def _plain(hint: Any) -> tuple[Any, list[Any]]:
-    """Return a type without `| None` and `Annotated`, and its annotations."""
-    notes: list[Any] = []
-    while get_origin(hint) in (Annotated, Union, UnionType):
-        types = [part for part in get_args(hint) if part is not NoneType]
-        hint = types[0]
-        notes += types[1:]
-    return hint, notes
 
 
 def _read_list(flag: str, types: tuple[Any, ...], text: str) -> tuple[Any, ...]:

@@ -1,36 +1,69 @@
-"""Types of arguments at the public door: the annotations are the contract, and beartype compares values with them.
+"""The public door: annotations are the contract of arguments, types by beartype and ranges by `Bounds` and `Within`.
+
+    @check_types
+    def train(steps: Annotated[int, Bounds(1)], dropout: Annotated[float, Within("[0, 1)")] = 0.0) -> None: ...
 
 `check_types` decorates public functions, constructors and dataclasses of options, but neither `forward` nor functions
-of inner loops. Ranges and choices are values, which `check_numbers`, `check_whole` and `check_choice` check.
+of inner loops. A choice is a `Literal`; a name of a table that users extend is a str, which `check_choice` checks.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import is_dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
 from functools import cache, wraps
-from inspect import Parameter, signature
+from inspect import signature
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.errors import UserError, check_numbers, check_whole
 
 Public = TypeVar("Public", bound=Callable[..., Any])
-MODULES = re.compile(r"\b(?:\w+\.)+(?=\w)")  # names of modules before names of types
+PARAMETER = re.compile(r"parameter (\w+)=")  # in a message of beartype
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Least and largest value of a whole number."""
+
+    least: int
+    most: int = 2**31 - 1
+
+    def check(self, name: str, number: Any) -> None:
+        check_whole(self.least, self.most, **{name: number})
+
+
+@dataclass(frozen=True)
+class Within:
+    """Interval of a number, such as "[0, 1)"."""
+
+    interval: str
+
+    def check(self, name: str, number: Any) -> None:
+        check_numbers(self.interval, **{name: number})
+
+
+Positive = Annotated[int, Bounds(1)]
+Share = Annotated[float, Within("[0, 1]")]
+
+
+class WrongType(UserError):
+    """An argument of another type than the annotated one, in the words of beartype."""
+
+    def __init__(self, message: str) -> None:
+        whole, _, _ = message.partition(":\n*")  # what follows is a line for each type of a union
+        super().__init__(PARAMETER.sub(r"parameter `\1` = ", whole))
 
 
 def check_types(public: Public) -> Public:
-    """Return a function, or a class with its constructor, that refuses arguments of other types than the annotated.
+    """Return a function, or a class with its constructor, that refuses arguments of other types and ranges.
 
-    An int is also a float. A number of numpy is passed on as Python's, a list as a tuple and a str as a Path where only
-    these are annotated. The signature stays the same. Of the items of a sequence, beartype checks only the first one.
-
-    Raises:
-        UserError: when called, with one line that names the argument, the annotated type, and the value with its type.
+    An int is also a float, and a str is not a sequence of str. A number of numpy is passed on as Python's, a list as a
+    tuple and a str as a Path where only these are annotated. The signature stays the same. Of the items of a sequence,
+    beartype checks only the first one. The UserError names the argument, the annotated type, and the value.
     """
     if not isinstance(public, type):
         return _checked(public, public)
@@ -40,107 +73,112 @@ def check_types(public: Public) -> Public:
 
 def _checked(call: Callable[..., Any], owner: Callable[..., Any]) -> Any:
     """Return `call` with checks; `owner` is the function itself, or the class whose constructor it is."""
-    parameters = signature(call).parameters
     bind = signature(call).bind
     hints: dict[str, Any] = {}
+    typed = call
 
-    def check(name: str, value: object) -> Any:
-        """Return the value of an argument, converted where that is needed."""
-        # Annotations are read at the first call: at import they may name what is defined later.
-        if not hints:
-            hints.update(_read_hints(call, owner))
-        if name not in hints:
-            return value
-        for _ in range(2):
-            for converted in _conversions(value):
-                if _fits(converted, hints[name]):
-                    return converted
-            # A module of the user may have added a name to a table since the last call, such as a schedule.
-            hints.update(_read_hints(call, owner))
-        raise UserError(f"{owner.__name__}: {name} must be {_describe(hints[name])}, got {_show(value)}")
+    def read_hints() -> bool:
+        """Read the annotations, return whether they have changed; a module of the user may extend a table of names."""
+        nonlocal hints, typed
+        before, hints = hints, get_type_hints(owner if is_dataclass(owner) else call, include_extras=True)
+        if hints != before:
+            typed = _add_types(call, hints)
+        return hints != before
 
     @wraps(call)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        given = None
-        with suppress(TypeError):
+        if not hints:
+            read_hints()  # at import, annotations may name what is defined later
+        try:
             given = bind(*args, **kwargs)
-        if given is None:
+        except TypeError:
             return call(*args, **kwargs)  # raises Python's own error, which names the function
         for name, value in given.arguments.items():
-            kind = parameters[name].kind
-            if kind is Parameter.VAR_POSITIONAL:
-                given.arguments[name] = tuple(check(name, item) for item in value)
-            elif kind is not Parameter.VAR_KEYWORD:
-                given.arguments[name] = check(name, value)
-        return call(*given.args, **given.kwargs)
+            given.arguments[name] = _convert(value, hints.get(name))
+        check_ranges(hints, given.arguments)
+        try:
+            return typed(*given.args, **given.kwargs)
+        except WrongType:
+            if not read_hints():
+                raise
+        return typed(*given.args, **given.kwargs)
 
     return checked
 
 
-def _read_hints(call: Callable[..., Any], owner: Callable[..., Any]) -> dict[str, Any]:
-    """Return the annotated types of the arguments; a dataclass may inherit them from other modules."""
-    return get_type_hints(owner if is_dataclass(owner) else call)
-
-
 @cache
-def _tester() -> Callable[[object, Any], bool]:
-    """Return the test (value, type) -> bool; a program that only prints its help does not import beartype."""
-    from beartype import BeartypeConf
-    from beartype.door import is_bearable
+def _decorator() -> Callable[[Public], Public]:
+    """Return beartype's decorator; a program that only prints its help does not import beartype."""
+    from beartype import BeartypeConf, BeartypeHintOverrides, beartype
+
+    return beartype(
+        conf=BeartypeConf(
+            is_pep484_tower=True,  # an int is a float
+            is_random=False,  # the same call is refused each time
+            is_color=False,
+            violation_param_type=WrongType,
+            hint_overrides=BeartypeHintOverrides({Sequence[str]: list[str] | tuple[str, ...]}),
+        )
+    )
+
+
+def _add_types(call: Callable[..., Any], hints: Mapping[str, Any]) -> Callable[..., Any]:
+    """Return `call` with checks of these annotations of its arguments."""
     from jaxtyping import jaxtyped
 
-    # The tower: an int is a float. Not random: the same call is refused each time.
-    conf = BeartypeConf(is_pep484_tower=True, is_random=False)
+    @wraps(call, updated=())  # not the mark that beartype leaves on what it has decorated, as in the tests
+    def typed(*args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs)
 
-    def fits(value: object, hint: Any) -> bool:
-        with jaxtyped("context"):  # sizes that checks of a caller have bound do not count
-            return is_bearable(value, hint, conf=conf)
+    typed.__annotations__ = {name: hint for name, hint in hints.items() if name != "return"}
+    decorated = _decorator()(typed)
 
-    return fits
+    def in_own_context(*args: Any, **kwargs: Any) -> Any:
+        with jaxtyped("context"):  # the sizes of tensors that checks of a caller have bound do not count
+            return decorated(*args, **kwargs)
+
+    return in_own_context
 
 
-def _fits(value: object, hint: Any) -> bool:
-    return _tester()(value, hint)
-
-
-def _conversions(value: Any) -> Iterator[Any]:
-    """Yield the value, then its conversions. A number of numpy is always Python's, which files can store."""
+def _convert(value: Any, hint: Any) -> Any:
+    """Return a value as the annotated type, where that is a matter of form."""
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.generic):
-        value = value.item()
-    yield value
-    if isinstance(value, list):
-        yield tuple(value)
-    if isinstance(value, str):
-        yield Path(value)
+        value = value.item()  # files cannot store numbers of numpy
+    kinds = set(_list_kinds(hint))
+    if isinstance(value, list) and tuple in kinds and not kinds & {list, Sequence}:
+        return tuple(value)
+    if isinstance(value, str) and Path in kinds and not kinds & {str, Literal}:
+        return Path(value)
+    return value
 
 
-def _describe(hint: Any) -> str:
-    """Return a type in words, such as "int or None", or the choices of a Literal."""
-    if hint is NoneType:
-        return "None"
-    if get_origin(hint) is Literal:
-        return " or ".join(map(str, get_args(hint)))
-    if get_origin(hint) in (Union, UnionType):
-        return " or ".join(map(_describe, get_args(hint)))
-    if isinstance(hint, type) and not get_args(hint):
-        return hint.__name__
-    return MODULES.sub("", str(hint))
+def _list_kinds(hint: Any) -> list[Any]:
+    """Return the types of a union without the types of their items."""
+    if get_origin(hint) in (Annotated, Union, UnionType):
+        kinds = []
+        for part in get_args(hint):
+            kinds += _list_kinds(part)
+        return kinds
+    return [get_origin(hint) or hint]
 
 
-def _show(value: object) -> str:
-    """Return a short value with its type, or the type alone."""
-    if value is None:
-        return "None"
-    if isinstance(value, type):
-        return f"the class {value.__name__}"
-    is_short = isinstance(value, str | float | bool)
-    if isinstance(value, int):
-        is_short = abs(value) < 2**63  # Python refuses to print some larger ones
-    kind = type(value).__name__
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
-        return f"{value.dtype} {tuple(value.shape)}"
-    if isinstance(value, list | tuple) and value:
-        return f"a {kind} that begins with {_show(value[0])}"  # the item that was checked
-    return f"{str(value)[:60]!r} ({kind})" if is_short else f"a value of type {kind}"
+def split_hint(hint: Any) -> tuple[Any, list[Any]]:
+    """Return a type without `| None` and `Annotated`, and its annotations."""
+    notes: list[Any] = []
+    while get_origin(hint) in (Annotated, Union, UnionType):
+        types = [part for part in get_args(hint) if part is not NoneType]
+        hint = types[0]
+        notes += types[1:]
+    return hint, notes
+
+
+def check_ranges(hints: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    """Raise a UserError that names the first number, or number in a tuple, outside its annotated range."""
+    for name, value in values.items():
+        _, notes = split_hint(hints.get(name))
+        for note in notes:
+            if isinstance(note, Bounds | Within):
+                for number in value if isinstance(value, tuple) else [value]:
+                    if isinstance(number, int | float):
+                        note.check(name, number)
