@@ -27,6 +27,7 @@ from uvit_decay.metrics.resize import RESIZE
 from uvit_decay.representations.classification import Classifying
 from uvit_decay.representations.logistic import fit_accuracy
 from uvit_decay.representations.networks import ProbedNetwork
+from uvit_decay.representations.noise import measure_noise_share
 from uvit_decay.representations.options import Classification, Probing
 from uvit_decay.representations.probing import Prober
 from uvit_decay.representations.protocols import PROTOCOLS
@@ -81,8 +82,8 @@ def test_features_of_probes_wait_once_a_batch_and_fits_once_an_iteration(digits,
 
 def test_a_noise_share_waits_once_a_level(digits, net):
     probing = Probing(protocol="noise-share", times=(0.1, 0.3), noise_images=32, batch_size=16)
-    found, _ = waits_of(lambda: Prober(net, VP(), digits, probing, META).grid(Processes()))
-    assert found == {f"noise.py measure_noise_share: {TO_HOST}": 2}
+    found, _ = waits_of(lambda: measure_noise_share(net, VP(), digits, probing, META, "float32", Processes()))
+    assert found == {f"noise.py work: {TO_HOST}": 2}
 
 
 def test_features_of_protocols_wait_once_a_batch(digits):

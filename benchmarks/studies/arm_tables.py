@@ -132,10 +132,17 @@ def add_rows(tables: Path, run: Path, arm: str, seed: int, steps: int) -> None:
     loss = f"{mean_loss(run, steps):.5f}"
     report = json.loads((run / f"samples_{steps}.json").read_text())
     append(tables, SAMPLES, [[*about, *(f"{report['values'][name]:.4f}" for name in SAMPLE_VALUES)]])
-    probes = run / f"probes_{steps}" / "probes.csv"
-    for table, score, further in ((NOISE_SHARE, "noise_share", []), (ACCURACY, "test_accuracy", [loss])):
+    probes = run / f"probes_{steps}"
+    noise = probes / "noise_share.csv"
+    if not noise.exists():  # probes of before version 0.2.0 was released have it among their scores
+        noise = probes / "probes.csv"
+    measured = (
+        (NOISE_SHARE, noise, "noise_share", []),
+        (ACCURACY, probes / "probes.csv", "test_accuracy", [loss]),
+    )
+    for table, path, score, further in measured:
         rows = []
-        for time, values in read_scores(probes, score).items():
+        for time, values in read_scores(path, score).items():
             rows.append([*about, *further, time, *(f"{value:.4f}" for value in values)])
         append(tables, table, rows)
 

@@ -16,7 +16,7 @@ from uvit_decay.compare.differences import remarks
 from uvit_decay.compare.layers import ChosenProbes
 from uvit_decay.compare.runs import ENTROPY, KNN, NOISE_SHARE, PROBE, FinishedRun
 from uvit_decay.nn.intermediates import Layer
-from uvit_decay.representations.grid import Grid
+from uvit_decay.representations.noise import NoiseTable
 from uvit_decay.runs.history import PROBES, append
 
 PROTOCOL = {"pool": "mean", "max_train": 8000, "noise_share": {"draws": 2}}
@@ -89,16 +89,16 @@ def test_scores_are_drawn_over_the_layers_and_averaged_over_noise_levels(arms, t
 
 
 @pytest.mark.parametrize("report", [True, False])
-def test_the_grid_of_a_prober_is_read(tmp_path, report):
+def test_a_table_of_noise_shares_is_read(tmp_path, report):
     """With a report, as evaluate.py writes it; without one beside the history, as LinearProbes leaves it."""
     layers = {i: Layer(name, "encoder") for i, name in enumerate(LAYERS)}
     random = torch.Generator().manual_seed(0)
-    scores = {name: torch.rand(2, 3, generator=random) for name in ("noise_share", "within_variance")}
+    scores = {name: torch.rand(2, 3, generator=random).double() for name in ("noise_share", "within_variance")}
     protocol = {"protocol": "noise-share", "noise": "draws", "seed": 0, **PROTOCOL}
     protocol["noise_share"] = {"images": 8, "draws": 2}
     metadata = {"weights": "ema", "step": 120, "checkpoint": "a.ckpt"}
     run = a_run(tmp_path, evaluations={}, metadata=None)
-    Grid(layers, TIMES, scores, protocol).save(run, "a run", metadata if report else None)
+    NoiseTable(layers, TIMES, scores, protocol).save(run, "a run", metadata if report else None)
     if not report:
         append(run / PROBES, measurement(120, {"best_accuracy": 0.5}, protocol | {"tracked": "blocks.0", "best": {}}))
     found = ChosenProbes(times=[0.3]).read(run)
@@ -108,6 +108,18 @@ def test_the_grid_of_a_prober_is_read(tmp_path, report):
     assert ours == pytest.approx(scores["noise_share"][1].tolist(), rel=1e-5)
     assert found.protocol["noise_share.draws"] == 2
     assert not {"checkpoint", "step", "tracked", "best"} & set(found.protocol)
+
+
+def test_the_tables_of_probes_and_noise_shares_are_joined(tmp_path):
+    run = add_probes(a_run(tmp_path, metadata=None))
+    table = run / "probes_180" / "noise_share.csv"
+    lines = [f"{i},{name},encoder,{t},0.7" for t in TIMES for i, name in enumerate(LAYERS)]
+    table.write_text("\n".join(["layer,name,kind,t,noise_share", *lines]))
+    scores = ChosenProbes(times=(0.1,)).read(run).by_layer[1]
+    assert (scores["noise_share"], scores["knn_accuracy"]) == pytest.approx((0.7, 0.1))
+    table.write_text("\n".join(["layer,name,kind,t,noise_share", *lines[:2]]))
+    with raises_user_error("noise_share.csv", "probes.csv"):
+        ChosenProbes().read(run)
 
 
 def test_ranks_of_class_tokens_are_named(tmp_path):

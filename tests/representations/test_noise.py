@@ -14,11 +14,9 @@ from runs import fit
 from uvit_decay.callbacks import LinearProbes
 from uvit_decay.diffusion.noise_path import Linear
 from uvit_decay.nn import Layer
-from uvit_decay.representations import noise_share
-from uvit_decay.representations.grid import NOISE_SCORES
-from uvit_decay.representations.noise import NoiseSums
+from uvit_decay.representations import measure_noise_share, noise_share
+from uvit_decay.representations.noise import NOISE_SCORES, NoiseSums
 from uvit_decay.representations.options import Probing
-from uvit_decay.representations.probing import Prober
 from uvit_decay.runs import history
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.random import normal, subset
@@ -46,7 +44,8 @@ class LinearNet(torch.nn.Module):
 
 def shares_of(data, **options):
     """Return the scores of the linear network by name, each (levels, layers)."""
-    return Prober(LinearNet(), Linear(), data, Probing(**ALONE | options), CPU).grid(Processes()).scores
+    probing = Probing(**ALONE | options)
+    return measure_noise_share(LinearNet(), Linear(), data, probing, CPU, "float32", Processes()).scores
 
 
 def defined_shares(states):
@@ -152,20 +151,19 @@ def test_the_noise_share_alone_and_beside_probes_is_the_same(trained, tmp_path, 
     find_line(capsys.readouterr().out, "t = 0.3", "embeddings")
     evaluate(monkeypatch, tmp_path, "probe", *options, *small, "--out", beside)
     find_line(capsys.readouterr().out, "30 test images", "2 draws")
-    assert {path.name for path in alone.iterdir()} == {"probes.csv", "probes.json", "noise_share.png"}
-    assert {"probes.png", "noise_share.png"} < {path.name for path in beside.iterdir()}
+    noise = {"noise_share.csv", "noise_share.json", "noise_share.png"}
+    probes = {"probes.csv", "probes.json", "probes.png"}
+    assert {path.name for path in alone.iterdir()} == noise
+    assert {path.name for path in beside.iterdir()} == noise | probes
     shutil.copytree(beside, tmp_path / "again")
     evaluate(monkeypatch, tmp_path, "probe", *options[:-4], *small, "--out", tmp_path / "again")
-    assert {path.name for path in (tmp_path / "again").iterdir()} == {"probes.csv", "probes.json", "probes.png"}
-    one, two = (json.loads((folder / "probes.json").read_text()) for folder in (alone, beside))
-    assert "best" not in one
-    assert "max_train" not in one["protocol"]
-    size = {"images": 30, "draws": 2}
-    for report in (one, two):
-        assert size.items() <= report["protocol"]["noise_share"].items()
-    for cell, more in zip(one["cells"], two["cells"], strict=True):
-        assert cell.items() <= more.items()
-        assert 0 < cell["noise_share"] < 1
+    assert {path.name for path in (tmp_path / "again").iterdir()} == probes
+    one, two = (json.loads((folder / "noise_share.json").read_text()) for folder in (alone, beside))
+    assert one == two
+    assert (one["protocol"]["noise_share"]["images"], one["protocol"]["noise_share"]["draws"]) == (30, 2)
+    assert all(0 < cell["noise_share"] < 1 for cell in one["cells"])
+    evaluate(monkeypatch, tmp_path, "probe", *options, "--protocol", "noise-share", "--out", beside)
+    assert {path.name for path in beside.iterdir()} == noise
 
 
 def test_the_callback_records_and_draws_it(tmp_path):
@@ -173,5 +171,6 @@ def test_the_callback_records_and_draws_it(tmp_path):
     fit(tmp_path, LinearProbes(**options, max_train=60, max_test=30), max_steps=2)
     (point,) = history.read(tmp_path / "probes.jsonl")
     assert (tmp_path / "noise_share.png").stat().st_size > 1000
+    assert len((tmp_path / "noise_share.csv").read_text().splitlines()) == 1 + 2
     assert 0 < point.values["tracked_noise_share"] < 1
     assert (point.metadata["noise_share"]["images"], point.metadata["noise_share"]["draws"]) == (20, 2)

@@ -15,7 +15,7 @@ from uvit_decay.data.batches import InMemory
 from uvit_decay.diffusion.noise_path import VP
 from uvit_decay.images.io import to_float
 from uvit_decay.nn.intermediates import HasIntermediates, Layer
-from uvit_decay.representations import probing
+from uvit_decay.representations import features, probing
 from uvit_decay.representations.checks import choose_images
 from uvit_decay.representations.options import Probing
 from uvit_decay.representations.probing import Prober
@@ -89,7 +89,7 @@ def test_levels_in_several_threads_give_the_same_cells(digits, monkeypatch):
 
     monkeypatch.setattr(Prober, "_level", watched)
     for threads in (1, 3):
-        monkeypatch.setattr(probing, "free_threads", lambda threads=threads: threads)
+        monkeypatch.setattr(features, "free_threads", lambda threads=threads: threads)
         grids.append(prober.grid(Processes()).scores)
     assert [thread is threading.main_thread() for thread in seen] == 3 * [True] + 3 * [False]
     assert all(torch.equal(grids[0][name], grids[1][name]) for name in grids[0])
@@ -132,8 +132,9 @@ def test_two_processes_find_the_same_grid(programs, trained, tmp_path, monkeypat
     options += ["--noise-draws", "2", "--noise-images", "40"]
     programs.run_ranks(2, "evaluate.py", "probe", *options, "--out", "2", cwd=tmp_path)
     evaluate(monkeypatch, tmp_path, "probe", *options, "--out", tmp_path / "1")
-    one, two = ((tmp_path / str(processes) / "probes.csv").read_text() for processes in (1, 2))
-    assert one == two
+    for name in ("probes.csv", "noise_share.csv"):
+        one, two = ((tmp_path / str(processes) / name).read_text() for processes in (1, 2))
+        assert one == two
 
 
 def test_the_rank_of_an_encoder_is_that_of_its_class_tokens(digits):

@@ -12,7 +12,8 @@ from uvit_decay.callbacks.periodic import Periodic, record
 from uvit_decay.data import ImageData
 from uvit_decay.nn.intermediates import Pool, layer_indices
 from uvit_decay.representations.checks import check_probed, choose_images, default_layer
-from uvit_decay.representations.grid import NOISE_SHARE_PICTURE, PROBES_PICTURE, Grid
+from uvit_decay.representations.grid import PROBES_PICTURE, Grid
+from uvit_decay.representations.noise import NOISE_PICTURE, NoiseTable, measure_noise_share, remove_noise_tables
 from uvit_decay.representations.options import Probing
 from uvit_decay.representations.probing import Prober
 from uvit_decay.runs.history import PROBES, name_run
@@ -33,9 +34,9 @@ class LinearProbes(Periodic):
     penalty and the best grid point are chosen on a held-out part of the training images. Without classes or test images
     nothing is probed, and a line says so. Writes the newest grid points
     to probes.csv and probes.png, and adds a line to probes.jsonl. With `noise_draws`, the noise share of each grid
-    point is measured, too, and drawn in noise_share.png. Logs the test accuracy of the best grid point, and the scores
-    of the tracked layer, averaged over the noise levels. On a CPU, cores that torch's threads leave idle compute
-    further noise levels.
+    point is measured, too, and written to noise_share.csv and noise_share.png. Logs the test accuracy of the best grid
+    point, and the scores of the tracked layer, averaged over the noise levels. On a CPU, cores that torch's threads
+    leave idle compute further noise levels.
 
     Args:
         times: noise levels t in (0, 1) of a denoiser; null: 0.01, 0.03, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5. Leave them out
@@ -130,12 +131,15 @@ class LinearProbes(Periodic):
         """Probe on all ranks: each rank computes its share of the noise levels and sends only scores to rank 0."""
         precision = self.precision(task)
         with evaluation_weights(trainer, task) as weights:
-            prober = Prober(task.net, task.path, trainer.datamodule, self.probing, task.device, precision)
-            grid = prober.grid(Processes.current())
+            data, processes = trainer.datamodule, Processes.current()
+            grid = Prober(task.net, task.path, data, self.probing, task.device, precision).grid(processes)
+            noise = None
+            if self.probing.noise_draws:
+                noise = measure_noise_share(task.net, task.path, data, self.probing, task.device, precision, processes)
         if grid is not None:
-            self._report(trainer, task, grid, weights)
+            self._report(trainer, task, grid, noise, weights)
 
-    def _report(self, trainer: Trainer, task: Task, grid: Grid, weights: str) -> None:
+    def _report(self, trainer: Trainer, task: Task, grid: Grid, noise: NoiseTable | None, weights: str) -> None:
         """Save and log the results; only rank 0 may call this."""
         best = grid.summary()
         number = self._find_tracked_layer(task)
@@ -145,15 +149,23 @@ class LinearProbes(Periodic):
             "best_on_test_accuracy": best["best_on_test_accuracy_of_all_cells"],
         }
         shown = []
-        for name, value in grid.average_layer(number).items():
+        averages = grid.average_layer(number)
+        if noise is not None:
+            averages["noise_share"] = noise.average_layer(number)
+        for name, value in averages.items():
             values[f"tracked_{name}"] = value
             shown.append(f"{name.replace('_', ' ')} {value:.3f}")
         metadata = {**grid.protocol, "weights": weights, "tracked": layer, "best": best}
         logged = {f"probe/{name}": value for name, value in values.items()}
-        grid.save(self.folder, f"{name_run(self.folder)}, step {trainer.global_step}")
+        title = f"{name_run(self.folder)}, step {trainer.global_step}"
+        grid.save(self.folder, title)
         log_picture(trainer, self.folder / PROBES_PICTURE)
-        if self.probing.noise_draws:
-            log_picture(trainer, self.folder / NOISE_SHARE_PICTURE)
+        if noise is None:
+            remove_noise_tables(self.folder)
+        else:
+            noise.save(self.folder, title)
+            metadata["noise_share"] = noise.protocol["noise_share"]
+            log_picture(trainer, self.folder / NOISE_PICTURE)
         record(trainer, self.folder / PROBES, values, metadata, logged)
         rank_zero_info(
             f"LinearProbes at step {trainer.global_step}: best on held-out images {best['name']} at t = {best['t']:g}: "

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from uvit_decay.commands.generation import check_ending
 from uvit_decay.generation.options import LoadingOptions, PrecisionOption
-from uvit_decay.representations.options import Alignment, Classification, Probing, Reconstruction
+from uvit_decay.representations.options import NOISE_ALONE, Alignment, Classification, Probing, Reconstruction
 from uvit_decay.runtime.errors import UserError
 
 if TYPE_CHECKING:
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
     from uvit_decay.data.datamodule import ImageData
     from uvit_decay.evaluation.image_sources import ImageSource
+    from uvit_decay.representations.grid import Grid
     from uvit_decay.representations.networks import ProbedNetwork
+    from uvit_decay.representations.noise import NoiseTable
     from uvit_decay.runtime.precision import Precision
 
 
@@ -64,12 +66,14 @@ def probe(
     """Probes of every layer and noise level, by published protocols.
 
     Args:
-        out: folder for probes.csv, .json and .png, cknna.png and noise_share.png; default: in probes/, a telling name.
+        out: folder for probes.csv, .json and .png, cknna.png, and noise_share.csv, .json and .png; default: in probes/,
+            a telling name.
     """
     from uvit_decay.commands.opening import claim_outputs, open_program
     from uvit_decay.data.named import describe_data
     from uvit_decay.representations.checks import check_probed, choose_images
     from uvit_decay.representations.networks import open_network, open_probed_data
+    from uvit_decay.representations.noise import measure_noise_share
     from uvit_decay.representations.probing import Prober
     from uvit_decay.representations.protocols import GridProtocol, find_protocol
     from uvit_decay.representations.reference import open_reference
@@ -78,9 +82,12 @@ def probe(
 
     if probing.layers == ("all",):
         probing = replace(probing, layers=None)
-    protocol = find_protocol(probing.protocol, GridProtocol)
-    protocol.check(probing)  # before a network is loaded or downloaded
-    if alignment != Alignment() and not protocol.needs_reference:
+    needs_reference = False
+    if probing.protocol != NOISE_ALONE:
+        protocol = find_protocol(probing.protocol, GridProtocol)
+        protocol.check(probing)  # before a network is loaded or downloaded
+        needs_reference = protocol.needs_reference
+    if alignment != Alignment() and not needs_reference:
         raise UserError("--reference, --reference-size and --alignment-images are of --protocol repa")
     with open_program([probed.ckpt], loading.device) as (processes, device):
         network = open_network(probed.ckpt, loading)
@@ -90,7 +97,7 @@ def probe(
         precision = chosen_precision(probed.precision, device)
         settings = f"{probing.name}{_suffix(precision)}"
         reference = None
-        if protocol.needs_reference:
+        if needs_reference:
             reference = open_reference(network, probing, alignment, loading.trust, device, precision)
             settings += f"-{reference.network.name}{alignment.name}"
         out = out or Path("probes", probed.name_result(network, data, settings))
@@ -102,12 +109,37 @@ def probe(
             if reference is not None:
                 _, test = choose_images(probing, data)
                 features = reference.features(data, test, alignment.alignment_images, processes)
-            prober = Prober(network.net.to(device), network.path, data, probing, device, precision, features)
-            grid = prober.grid(processes)
-            if grid is not None:
-                grid.save(out, network.title, about)
-                print(grid.text(network.about["weights"]))
+            net = network.net.to(device)
+            grid = noise = None
+            if probing.protocol != NOISE_ALONE:
+                prober = Prober(net, network.path, data, probing, device, precision, features)
+                grid = prober.grid(processes)
+            if probing.draws_of_noise:
+                noise = measure_noise_share(net, network.path, data, probing, device, precision, processes)
+            if processes.is_main:
+                _write_tables(out, grid, noise, network, about)
                 print(f"wrote {out}")
+
+
+def _write_tables(
+    out: Path, grid: Grid | None, noise: NoiseTable | None, network: ProbedNetwork, about: dict[str, Any]
+) -> None:
+    """Write and print what was measured, and remove files of what was measured earlier and is not measured now."""
+    from uvit_decay.representations.grid import remove_grid
+    from uvit_decay.representations.noise import remove_noise_tables
+
+    weights = network.about["weights"]
+    if grid is None:
+        remove_grid(out)
+    else:
+        size = {} if noise is None else {"noise_share": noise.protocol["noise_share"]}
+        grid.save(out, network.title, {**about, **size})
+        print(grid.text(weights))
+    if noise is None:
+        remove_noise_tables(out)
+    else:
+        noise.save(out, network.title, about)
+        print(noise.text(weights))
 
 
 def _suffix(precision: Precision) -> str:

@@ -1,11 +1,11 @@
-"""The last probes of a run, layer by layer: probes.csv of the callback LinearProbes, or of `evaluate.py probe`."""
+"""The last probes and noise shares of a run, layer by layer, of the callback LinearProbes or of `evaluate.py probe`."""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -13,6 +13,8 @@ from typing import Any
 from uvit_decay.runs.history import (
     CHECKPOINTS,
     CONFIG,
+    NOISE_REPORT,
+    NOISE_TABLE,
     PLACE,
     PROBE_REPORT,
     PROBE_TABLE,
@@ -26,6 +28,7 @@ from uvit_decay.runtime.program import localise
 from uvit_decay.runtime.validation import as_type, flat, parse, read_text
 
 OF_ONE_RUN = ("checkpoint", "step", "best", "tracked", "number")  # metadata of probes that differ from run to run
+TABLES = (PROBE_TABLE, NOISE_TABLE)
 LARGEST = 2**26  # maximum bytes of a table or report
 Scores = Mapping[str, float]
 
@@ -80,28 +83,28 @@ class ChosenProbes:
             UserError: the run has no such probes, or several to choose from; a damaged file; a layer or a noise level
                 that was not probed.
         """
-        table = self._find(run)
-        rows = _read_rows(table)
-        times = self._choose_times(rows, table)
-        numbers = self._choose_layers(rows, table)
+        folder = self._find(run)
+        rows = _read_rows(folder)
+        times = self._choose_times(rows, folder)
+        numbers = self._choose_layers(rows, folder)
         by_layer = {}
         for number in numbers:
             by_layer[number] = _average(row.scores for row in rows if row.layer == number and row.t in times)
-        step, protocol = _read_metadata(table)
+        step, protocol = _read_metadata(folder)
         return LayerScores(step, protocol, by_layer, times)
 
     def _find(self, run: Path) -> Path:
-        """Return the table of scores."""
+        """Return the folder of the tables."""
         if self.probes is not None:
             if Path(self.probes).is_absolute() or ".." in Path(self.probes).parts:
                 raise UserError(f"--probes {self.probes}: give the name of a folder that is in each of the run folders")
-            table = run / self.probes / PROBE_TABLE
-            if not table.exists():
-                raise UserError(f"--probes {self.probes}: {run / self.probes} has no {PROBE_TABLE}")
-            return table
-        if (run / PROBE_TABLE).exists():
-            return run / PROBE_TABLE
-        found = sorted(run.glob(f"*/{PROBE_TABLE}"))
+            folder = run / self.probes
+            if not _list_tables(folder):
+                raise UserError(f"--probes {self.probes}: {folder} has no {PROBE_TABLE}")
+            return folder
+        if _list_tables(run):
+            return run
+        found = sorted({table.parent for name in TABLES for table in run.glob(f"*/{name}")})
         if not found:
             data = f"--data {quote_path(run / CONFIG)} --out {quote_path(run / 'probes')}"
             command = (
@@ -109,20 +112,20 @@ class ChosenProbes:
             )
             raise UserError(f"{run} has no {PROBE_TABLE}: {command} writes it")
         if len(found) > 1:
-            names = ", ".join(table.parent.name for table in found)
-            raise UserError(f"{run} has the probes {names}: choose with --probes {found[0].parent.name}")
+            names = ", ".join(folder.name for folder in found)
+            raise UserError(f"{run} has the probes {names}: choose with --probes {found[0].name}")
         return found[0]
 
-    def _choose_times(self, rows: Sequence[_Row], table: Path) -> tuple[float, ...]:
+    def _choose_times(self, rows: Sequence[_Row], folder: Path) -> tuple[float, ...]:
         """Return the chosen noise levels."""
         known = sorted({row.t for row in rows})
         chosen = known if self.times is None else sorted(set(self.times))
         for t in chosen:
             if t not in known:
-                raise UserError(f"--times {t:g}: {table} has {', '.join(f'{level:g}' for level in known)}")
+                raise UserError(f"--times {t:g}: {folder} has {', '.join(f'{level:g}' for level in known)}")
         return tuple(chosen)
 
-    def _choose_layers(self, rows: Sequence[_Row], table: Path) -> list[int]:
+    def _choose_layers(self, rows: Sequence[_Row], folder: Path) -> list[int]:
         """Return the numbers of the chosen layers, ascending."""
         known = {}
         for row in rows:
@@ -131,7 +134,7 @@ class ChosenProbes:
         names = known if self.layers is None else self.layers
         for name in names:
             if name not in known:
-                raise UserError(f"--layers {name}: {table} has {', '.join(known)}")
+                raise UserError(f"--layers {name}: {folder} has {', '.join(known)}")
         return sorted({known[name] for name in names})
 
 
@@ -145,7 +148,25 @@ class _Row:
     scores: Scores
 
 
-def _read_rows(table: Path) -> list[_Row]:
+def _list_tables(folder: Path) -> list[Path]:
+    """Return the tables in a folder."""
+    return [folder / name for name in TABLES if (folder / name).exists()]
+
+
+def _read_rows(folder: Path) -> list[_Row]:
+    """Return the rows of the tables in a folder, joined by layer and noise level."""
+    first, *others = _list_tables(folder)
+    rows = {(row.layer, row.t): row for row in _read_table(first)}
+    for table in others:
+        more = {(row.layer, row.t): row for row in _read_table(table)}
+        if more.keys() != rows.keys():
+            raise UserError(f"{table} has other layers or noise levels than {first}: measure both again")
+        for place, row in more.items():
+            rows[place] = replace(row, scores={**rows[place].scores, **row.scores})
+    return list(rows.values())
+
+
+def _read_table(table: Path) -> list[_Row]:
     """Return the rows of a table; raise a UserError if it is damaged."""
     rows = []
     with explain(f"{table} is damaged", ValueError, TypeError, LookupError, csv.Error):
@@ -167,10 +188,12 @@ def _average(cells: Iterable[Scores]) -> dict[str, float]:
     return {name: fmean(cell[name] for cell in cells) for name in cells[0]}
 
 
-def _read_metadata(table: Path) -> tuple[int, dict[str, Any]]:
+def _read_metadata(folder: Path) -> tuple[int, dict[str, Any]]:
     """Return the step of the network and the settings of the probes: of the report, or of the run's last evaluation."""
-    report = table.with_name(PROBE_REPORT)
-    history = read(table.with_name(PROBES))
+    report = folder / PROBE_REPORT
+    if not report.exists():
+        report = folder / NOISE_REPORT
+    history = read(folder / PROBES)
     if report.exists():
         values = as_type(dict[str, object], parse(read_text(report, LARGEST), report), report)
         settings = as_type(dict[str, object], values.get("protocol"), f"{report}: protocol")
@@ -179,7 +202,7 @@ def _read_metadata(table: Path) -> tuple[int, dict[str, Any]]:
         settings = history[-1].metadata
         step = history[-1].step
     else:
-        raise UserError(f"{table} has neither {PROBE_REPORT} nor {PROBES} beside it, which say how it was measured")
+        raise UserError(f"{folder} has neither {PROBE_REPORT} nor {PROBES}, which say how it was measured")
     protocol = dict(flat(settings))
     for name in list(protocol):
         if name.partition(".")[0] in OF_ONE_RUN:

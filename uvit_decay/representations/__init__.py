@@ -25,6 +25,8 @@ MODULES = {
     "mean_share": "rank",
     "noise_share": "noise",
     "NoiseShare": "noise",
+    "NoiseTable": "noise",
+    "measure_noise_share": "noise",
     "cknna": "reference",
     "TokenReader": "features",
     "Reconstructor": "reconstruction",

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import zlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.nn.intermediates import HasIntermediates, check_pool, layer_indices
-from uvit_decay.representations.options import Probing, ProtocolOptions
+from uvit_decay.representations.options import NOISE_ALONE, Probing, ProtocolOptions
 from uvit_decay.representations.protocols import GridProtocol, Protocol, find_protocol
 from uvit_decay.representations.reference import NEIGHBOURS
+from uvit_decay.runtime.distributed import COMPARED, Processes
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.program import localise
 from uvit_decay.runtime.random import subset
@@ -60,6 +63,24 @@ def check_data(data: ImageData, protocol: Protocol, options: ProtocolOptions) ->
     protocol.check_images(data.train.labels[train], data.class_names, options)
 
 
+def check_same_images(data: ImageData, options: Mapping[str, Any], processes: Processes) -> None:
+    """Raise a UserError on all processes if they have different images or options."""
+    checksums = []
+    for images in (data.train, data.test):
+        compared, _ = images[subset(images, COMPARED, "compared")]
+        checksums.append(zlib.crc32(compared.cpu().contiguous().numpy()))
+    processes.check_same(f"images of {data.name}, or options", [options, checksums])
+
+
+def check_noise_share(path: NoisePath | None, data: ImageData) -> None:
+    """Raise a UserError if a noise share needs noise that an encoder does not see, or test images that are missing."""
+    if path is None:
+        raise UserError("this network is an encoder and sees images without noise: it has no noise share; leave it out")
+    if data.test is None or len(data.test) < 2:
+        advice = "give them (evaluate.py: --test, or test_path of a configuration)"
+        raise UserError(f"a noise share needs two test images or more: {advice}")
+
+
 def check_probed(net: object, path: NoisePath | None, data: ImageData, probing: Probing) -> None:
     """Raise a UserError if the network cannot be probed on this data.
 
@@ -69,16 +90,15 @@ def check_probed(net: object, path: NoisePath | None, data: ImageData, probing: 
         data: training and test images.
         probing: the options of the probes.
     """
-    protocol = find_protocol(probing.protocol, GridProtocol)
     check_network(net, path)
-    protocol.check(probing, is_encoder=path is None)
     layer_indices(net.layers, probing.layers)
-    check_pool(net, probing.pool)
-    if protocol.count_noise_draws(probing) and (data.test is None or len(data.test) < 2):
-        advice = "give them (evaluate.py: --test, or test_path of a configuration)"
-        raise UserError(f"a noise share needs two test images or more: {advice}")
-    if not protocol.classifies:
+    if probing.draws_of_noise:
+        check_noise_share(path, data)
+    if probing.protocol == NOISE_ALONE:
         return
+    protocol = find_protocol(probing.protocol, GridProtocol)
+    protocol.check(probing, is_encoder=path is None)
+    check_pool(net, probing.pool)
     check_data(data, protocol, probing)
     fewest = NEIGHBOURS + 2
     if protocol.needs_reference and min(len(data.test), probing.max_test) < fewest:

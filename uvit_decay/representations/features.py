@@ -7,7 +7,7 @@ and key. An encoder sees clean images.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.nn.intermediates import HasIntermediates, Pool, pooled, states_of
-from uvit_decay.runtime.concurrency import read_ahead
+from uvit_decay.runtime.concurrency import free_threads, in_threads, read_ahead
 from uvit_decay.runtime.distributed import Processes, batches
 from uvit_decay.runtime.errors import check_whole
 from uvit_decay.runtime.precision import Precision, computing
@@ -28,6 +28,7 @@ from uvit_decay.runtime.random import indices_on, normal
 if TYPE_CHECKING:  # data are Lightning's
     from uvit_decay.data.batches import ImageSet
 
+SMALL = 2**28  # bytes of features of jobs that are computed at the same time on a CPU
 READING = Lock()  # image files are read by one thread at a time
 NoiseKey = Sequence[str | int]
 
@@ -35,6 +36,47 @@ NoiseKey = Sequence[str | int]
 def _split(indices: Sequence[int], batch_size: int, processes: int = 1) -> list[list[int]]:
     """Divide `indices` into consecutive batches, which do not depend on the number of processes, see `batches`."""
     return [[indices[i] for i in rows] for rows in batches(len(indices), batch_size, processes)]
+
+
+def compute_rows(
+    title: str,
+    unit: str,
+    work: Callable[[int], Tensor],
+    jobs: range,
+    device: torch.device,
+    precision: Precision,
+    processes: Processes,
+    size: int,
+) -> list[Tensor]:
+    """Return `work` of the jobs, in order, and show the progress; the other processes return an empty list.
+
+    The processes share the jobs. On a CPU, a single process computes several jobs with small features at once, on the
+    cores that torch's threads leave idle.
+
+    Args:
+        title: title of the progress.
+        unit: name of a job.
+        work: function of a job that runs a network.
+        jobs: numbers of the jobs.
+        device: device of the network.
+        precision: precision of the network.
+        processes: processes that share the jobs.
+        size: bytes of the features of a job.
+    """
+    threads = 1
+    if device.type == "cpu" and processes.size == 1:
+        threads = min(len(jobs), free_threads(), SMALL // size)
+    done = []
+    # The precision is a setting of all threads, so it is set here and not in each of them.
+    with (
+        computing(device, precision) if threads > 1 else nullcontext(),
+        track(title, len(jobs), unit, shown=processes.is_main) as progress,
+    ):
+        rows = in_threads(work, jobs, threads) if threads > 1 else processes.map_ordered(jobs, work)
+        for row in rows:
+            done.append(row)
+            progress.update()
+    return done
 
 
 def final_norm(net: nn.Module) -> nn.Module | None:

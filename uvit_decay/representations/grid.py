@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jaxtyping import Float
 from torch import Tensor
 
 from uvit_decay.nn.intermediates import Layer
@@ -26,11 +27,9 @@ SCORES = (
     "effective_rank_exp",
     "mean_share",
 )
-NOISE_SCORES = ("noise_share", "within_variance", "between_variance")  # with --noise-draws
 RANKS = ("spectrum_entropy", "effective_rank_exp")
 TEST = "test_accuracy"
-NOISE_SHARE = "noise_share"
-PROBES_PICTURE, NOISE_SHARE_PICTURE, CKNNA_PICTURE = "probes.png", "noise_share.png", "cknna.png"
+PROBES_PICTURE, CKNNA_PICTURE = "probes.png", "cknna.png"
 BEST_ON_TEST = "best_on_test_accuracy"
 
 
@@ -38,8 +37,7 @@ BEST_ON_TEST = "best_on_test_accuracy"
 class Grid:
     """Probe scores: `scores[name]` is (levels, layers), float64, a mean over noise draws; accuracies lie in [0, 1].
 
-    The names are the protocol's: SCORES, or `test_accuracy` and perhaps `cknna`. NOISE_SCORES are added if the noise
-    share was measured, and are the only ones of the protocol noise-share.
+    The names are the protocol's: SCORES, or `test_accuracy` and perhaps `cknna`.
 
     - `best_on_test_accuracy` uses the l2 penalty that is best on the test set, as papers report it. It is biased
       upwards.
@@ -51,8 +49,6 @@ class Grid:
       outweighs their differences. If the network has class tokens, both are computed from class tokens, as in the
       paper, and their names end in `_of_cls`. Otherwise they are computed from the pooled features.
     - `mean_share` is the share of the mean in the mean square of the pooled features.
-    - `noise_share` is W / (W + B): W, `within_variance`, is the variance of an image's token states over its noise
-      draws, and B, `between_variance`, the variance between images, see `noise_share` of this package.
 
     Args:
         layers: the layers by number: 0 the embeddings, i the output of block i.
@@ -71,11 +67,6 @@ class Grid:
     chosen_by: str = "held_out_accuracy"
 
     @property
-    def classified(self) -> bool:
-        """True if it has accuracies, unlike a grid of the protocol noise-share."""
-        return TEST in self.scores
-
-    @property
     def best_is_on_test(self) -> bool:
         """True if the best grid point is chosen by its accuracy on the test images."""
         return self.chosen_by == TEST
@@ -86,11 +77,11 @@ class Grid:
         return divmod(int(values.argmax()), len(self.layers))
 
     def average_layer(self, number: int) -> dict[str, float]:
-        """Return accuracy, knn, the ranks and the shares of mean and noise of a layer, averaged over noise levels."""
+        """Return accuracy, knn, the ranks and the share of the mean of a layer, averaged over noise levels."""
         column = list(self.layers).index(number)
         names = {"accuracy": "test_accuracy", "knn": "knn_accuracy"}
         for name in self.scores:
-            if name.startswith((*RANKS, "mean_share", NOISE_SHARE)):
+            if name.startswith((*RANKS, "mean_share")):
                 names[name] = name
         averages = {}
         for short, name in names.items():
@@ -113,10 +104,7 @@ class Grid:
         return summary
 
     def number(self, weights: str) -> str:
-        """Return the complete name of the best accuracy, one line: everything to be stated with the number.
-
-        Without accuracies, the line describes the noise shares.
-        """
+        """Return the complete name of the best accuracy, one line: everything to be stated with the number."""
         protocol = self.protocol
         network = f"{weights} weights"
         if "precision" in protocol:
@@ -125,8 +113,6 @@ class Grid:
         if any(self.times):
             levels = ",".join(f"{t:g}" for t in self.times)
             images = f"t of {levels}, {protocol['noise']}"
-        if not self.classified:
-            return f"noise share of token states, {network}, {images}, seed {protocol['seed']}"
         count = len(self.times) * len(self.layers)
         chosen_on = "the test images (best_on_test)" if self.best_is_on_test else "held-out training images"
         return (
@@ -136,36 +122,18 @@ class Grid:
 
     def _cell(self, level: int, column: int) -> dict[str, Any]:
         """Return the place of a grid point, its scores and their spread, as plain values."""
-        number = list(self.layers)[column]
-        layer = self.layers[number]
-        cell: dict[str, Any] = {
-            "layer": number,
-            "name": layer.name,
-            "kind": layer.kind,
-            "t": self.times[level],
-        }
-        for name, values in self.scores.items():
-            cell[name] = float(values[level, column])
-        for name, values in self.spread.items():
-            cell[f"{name}_std"] = float(values[level, column])
-        return cell
+        return list_cells(self.layers, self.times, self._columns)[level * len(self.layers) + column]
+
+    @property
+    def _columns(self) -> dict[str, Tensor]:
+        """The scores by name, then their standard deviations, whose names end in `_std`."""
+        return {**self.scores, **{f"{name}_std": values for name, values in self.spread.items()}}
 
     def text(self, weights: str) -> str:
-        """Return the best grid point and the noise shares, in lines for people."""
-        lines = [self.number(weights)]
-        if self.classified:
-            lines += self._best_lines()
-        if self.classified and NOISE_SHARE in self.scores:
-            lines.append(f"noise share, {self._noise_size()}:")
-        if NOISE_SHARE in self.scores:
-            lines += self._noise_share_lines()
-        return "\n".join(lines)
-
-    def _best_lines(self) -> list[str]:
         """Return the best grid points by accuracy and by CKNNA, in lines for people."""
         best = self.summary()
         where = f"{best['name']} at t = {best['t']:g}"
-        lines = []
+        lines = [self.number(weights)]
         if self.best_is_on_test:
             lines.append(f"best on test: {where}: {_format_score(best, BEST_ON_TEST)}")
         else:
@@ -178,88 +146,89 @@ class Grid:
                 f"CKNNA, k {about['neighbours']}, {about['images']} test images, with {about['checkpoint']}, largest:"
             )
             lines.append(f"{cell['name']} at t = {cell['t']:g}: {_format_score(cell, 'cknna')}")
-        return lines
-
-    def _noise_share_lines(self) -> list[str]:
-        """Return the noise shares of the first, the last and the lowest layer at each noise level, for people."""
-        names = [layer.name for layer in self.layers.values()]
-        lines = []
-        for t, shares in zip(self.times, self.scores[NOISE_SHARE], strict=True):
-            lowest = int(shares.argmin())
-            lines.append(
-                f"t = {t:g}: {shares[0]:.3f} after {names[0]}, {shares[-1]:.3f} after {names[-1]}, lowest "
-                f"{shares[lowest]:.3f} after {names[lowest]}"
-            )
-        return lines
-
-    def _noise_size(self) -> str:
-        """Return the images and draws of the noise share, in words."""
-        about = self.protocol["noise_share"]
-        return f"{about['images']} test images x {about['draws']} draws"
+        return "\n".join(lines)
 
     def save(self, folder: Path, what: str, metadata: Mapping[str, Any] | None = None) -> None:
-        """Write probes.csv, probes.png unless there are no accuracies, and pictures of what else was measured.
-
-        These are cknna.png for alignments and noise_share.png. Pictures of an earlier measurement are removed.
+        """Write probes.csv, probes.png, and cknna.png for alignments or remove it.
 
         Args:
             folder: folder of the files.
             what: name of the network or step that was probed, for titles.
             metadata: description of the network with its `weights`; writes probes.json, too.
         """
-        cells = []
-        for level in range(len(self.times)):
-            for column in range(len(self.layers)):
-                cells.append(self._cell(level, column))
-        _write_csv(folder / PROBE_TABLE, cells)
+        cells = list_cells(self.layers, self.times, self._columns)
+        write_cells(folder / PROBE_TABLE, cells)
         if metadata is not None:
-            report: dict[str, Any] = {"number": self.number(metadata["weights"])}
-            if self.classified:
-                report["best"] = self.summary()
-            report |= {"protocol": {**self.protocol, **metadata}, "cells": cells}
+            number = self.number(metadata["weights"])
+            protocol = {**self.protocol, **metadata}
+            report = {"number": number, "best": self.summary(), "protocol": protocol, "cells": cells}
             write_json(folder / PROBE_REPORT, report)
-        drawn = {
-            PROBES_PICTURE: self.classified,
-            NOISE_SHARE_PICTURE: NOISE_SHARE in self.scores,
-            CKNNA_PICTURE: "cknna" in self.scores,
-        }
-        for name, is_drawn in drawn.items():
-            if not is_drawn:
-                (folder / name).unlink(missing_ok=True)
-        if drawn[PROBES_PICTURE]:
-            title = f"{what}: test accuracy in %, probe protocol {self.protocol['protocol']}"
-            title += f"; framed: best on {'test' if self.best_is_on_test else 'held-out'} images"
-            self._heat_map(folder / PROBES_PICTURE, TEST, title, self.best())
-        if drawn[NOISE_SHARE_PICTURE]:
-            title = f"{what}: noise share in %, {self._noise_size()}"
-            self._heat_map(folder / NOISE_SHARE_PICTURE, NOISE_SHARE, title)
-        if drawn[CKNNA_PICTURE]:
+        title = f"{what}: test accuracy in %, probe protocol {self.protocol['protocol']}"
+        title += f"; framed: best on {'test' if self.best_is_on_test else 'held-out'} images"
+        draw_cells(folder / PROBES_PICTURE, self.layers, self.times, self.scores[TEST], title, self.best())
+        if "cknna" in self.scores:
             about = self.protocol["reference"]
             settings = f"k {about['neighbours']}, {about['images']} images, times 100; framed: largest"
             title = f"CKNNA of {what} with {about['checkpoint']}, {settings}"
-            self._heat_map(folder / CKNNA_PICTURE, "cknna", title, self.best("cknna"))
-
-    def _heat_map(self, path: Path, name: str, title: str, marked: tuple[int, int] | None = None) -> None:
-        """Draw a score, times 100, with a frame around the grid point `marked`, (level, column), if any."""
-        rows = [f"{number} {layer.name}" for number, layer in self.layers.items()]
-        if self.times == (0.0,):
-            columns = ["clean images"]
-            x_label = ""
+            best = self.best("cknna")
+            draw_cells(folder / CKNNA_PICTURE, self.layers, self.times, self.scores["cknna"], title, best)
         else:
-            columns = [f"{t:g}" for t in self.times]
-            x_label = "noise level t"
-        heat_map(
-            path,
-            100 * self.scores[name].T,
-            rows=rows,
-            columns=columns,
-            labels=(x_label, "features after"),
-            title=title,
-            marked=marked and marked[::-1],
-        )
+            (folder / CKNNA_PICTURE).unlink(missing_ok=True)
 
 
-def _write_csv(path: Path, cells: list[dict[str, Any]]) -> None:
+def remove_grid(folder: Path) -> None:
+    """Remove the files of an earlier measurement from a folder."""
+    for name in (PROBE_TABLE, PROBE_REPORT, PROBES_PICTURE, CKNNA_PICTURE):
+        (folder / name).unlink(missing_ok=True)
+
+
+def list_cells(
+    layers: Mapping[int, Layer], times: Sequence[float], scores: Mapping[str, Tensor]
+) -> list[dict[str, Any]]:
+    """Return each grid point as plain values: its place, and its scores by name.
+
+    Args:
+        layers: the layers by number.
+        times: noise levels.
+        scores: scores by name, each (levels, layers).
+    """
+    cells = []
+    for level, t in enumerate(times):
+        for column, (number, layer) in enumerate(layers.items()):
+            cell: dict[str, Any] = {"layer": number, "name": layer.name, "kind": layer.kind, "t": t}
+            for name, values in scores.items():
+                cell[name] = float(values[level, column])
+            cells.append(cell)
+    return cells
+
+
+def draw_cells(
+    path: Path,
+    layers: Mapping[int, Layer],
+    times: Sequence[float],
+    values: Float[Tensor, "levels layers"],
+    title: str,
+    marked: tuple[int, int] | None = None,
+) -> None:
+    """Draw a score, times 100, with a frame around the grid point `marked`, (level, column), if any."""
+    rows = [f"{number} {layer.name}" for number, layer in layers.items()]
+    columns = [f"{t:g}" for t in times]
+    x_label = "noise level t"
+    if not any(times):
+        columns = ["clean images"]
+        x_label = ""
+    heat_map(
+        path,
+        100 * values.T,
+        rows=rows,
+        columns=columns,
+        labels=(x_label, "features after"),
+        title=title,
+        marked=marked and marked[::-1],
+    )
+
+
+def write_cells(path: Path, cells: Sequence[Mapping[str, Any]]) -> None:
     """Write one line per grid point, below a line of names; scores have six digits."""
     lines = [",".join(cells[0])]
     for cell in cells:

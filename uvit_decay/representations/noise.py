@@ -18,19 +18,31 @@ differences between images.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from uvit_decay.representations.features import TokenReader
+from uvit_decay.diffusion.noise_path import NoisePath
+from uvit_decay.nn.intermediates import HasIntermediates, Layer, layer_indices
+from uvit_decay.representations.checks import check_same_images
+from uvit_decay.representations.features import TokenReader, compute_rows
+from uvit_decay.representations.grid import draw_cells, list_cells, write_cells
+from uvit_decay.representations.options import Probing
+from uvit_decay.runs.history import NOISE_REPORT, NOISE_TABLE
+from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.precision import Precision
+from uvit_decay.runtime.random import subset
 from uvit_decay.runtime.typed import check_types
+from uvit_decay.runtime.validation import write_json
 
 if TYPE_CHECKING:  # data are Lightning's
-    from uvit_decay.data.batches import ImageSet
+    from uvit_decay.data import ImageData
 
 
 class NoiseShare(NamedTuple):
@@ -108,36 +120,141 @@ def noise_share(states: Float[Tensor, "n k ..."]) -> NoiseShare:
     return sums.result()
 
 
+NOISE_SHARE, WITHIN, BETWEEN = "noise_share", "within_variance", "between_variance"  # NoiseShare's fields in tables
+NOISE_SCORES = (NOISE_SHARE, WITHIN, BETWEEN)
+NOISE_PICTURE = "noise_share.png"
+
+
+@dataclass(frozen=True)
+class NoiseTable:
+    """Noise shares of the layers of a denoiser at every noise level.
+
+    Args:
+        layers: the layers by number: 0 the embeddings, i the output of block i.
+        times: noise levels.
+        scores: F, W and B by the names NOISE_SCORES, each float64 (levels, layers).
+        protocol: everything that they depend on except the weights, as plain values.
+    """
+
+    layers: Mapping[int, Layer]
+    times: tuple[float, ...]
+    scores: Mapping[str, Float64[Tensor, "levels layers"]]
+    protocol: Mapping[str, Any]
+
+    def average_layer(self, number: int) -> float:
+        """Return the mean of a layer's noise shares over the noise levels."""
+        column = list(self.layers).index(number)
+        return float(self.scores[NOISE_SHARE][:, column].mean())
+
+    def number(self, weights: str) -> str:
+        """Return everything to be stated with the noise shares, in one line."""
+        about = self.protocol
+        network = f"{weights} weights"
+        if "precision" in about:
+            network += f" in {about['precision']}"
+        levels = ",".join(f"{t:g}" for t in self.times)
+        images = f"t of {levels}, {about['noise']}"
+        return f"noise share of token states, {network}, {images}, seed {about['seed']}"
+
+    def text(self, weights: str) -> str:
+        """Return the noise shares of the first, the last and the lowest layer at each noise level, for people."""
+        names = [layer.name for layer in self.layers.values()]
+        lines = [self.number(weights)]
+        for t, shares in zip(self.times, self.scores[NOISE_SHARE], strict=True):
+            lowest = int(shares.argmin())
+            lines.append(
+                f"t = {t:g}: {shares[0]:.3f} after {names[0]}, {shares[-1]:.3f} after {names[-1]}, lowest "
+                f"{shares[lowest]:.3f} after {names[lowest]}"
+            )
+        return "\n".join(lines)
+
+    def save(self, folder: Path, what: str, metadata: Mapping[str, Any] | None = None) -> None:
+        """Write noise_share.csv and noise_share.png.
+
+        Args:
+            folder: folder of the files.
+            what: name of the network or step that was measured, for titles.
+            metadata: description of the network with its `weights`; writes noise_share.json, too.
+        """
+        cells = list_cells(self.layers, self.times, self.scores)
+        write_cells(folder / NOISE_TABLE, cells)
+        if metadata is not None:
+            protocol = {**self.protocol, **metadata}
+            report = {"number": self.number(metadata["weights"]), "protocol": protocol, "cells": cells}
+            write_json(folder / NOISE_REPORT, report)
+        title = f"{what}: noise share in %, {self.protocol['noise']}"
+        draw_cells(folder / NOISE_PICTURE, self.layers, self.times, self.scores[NOISE_SHARE], title)
+
+
+def remove_noise_tables(folder: Path) -> None:
+    """Remove the files of an earlier measurement from a folder."""
+    for name in (NOISE_TABLE, NOISE_REPORT, NOISE_PICTURE):
+        (folder / name).unlink(missing_ok=True)
+
+
 def measure_noise_share(
-    reader: TokenReader,
-    images: ImageSet,
-    chosen: Sequence[int],
-    layers: Sequence[int],
-    level: float,
-    seed: int,
-    draws: int,
-) -> Float64[Tensor, "3 layers"]:
-    """Return F, W and B of layers of a denoiser at one noise level, on the CPU.
+    net: HasIntermediates,
+    path: NoisePath,
+    data: ImageData,
+    probing: Probing,
+    device: torch.device,
+    precision: Precision,
+    processes: Processes,
+) -> NoiseTable | None:
+    """Measure F, W and B of the layers of a denoiser at all noise levels; only the first process gets the table.
 
     D = tokens x channels: the state is the whole token state that the layer passes on, prefix tokens (time, class)
     included. The noise of an image is a function of the seed, the image's index and the number of the draw alone. It is
     the same for all networks, layers and noise levels, so that differences between runs are paired.
 
     Args:
-        reader: reader of the network's token states; its batches hold at least `draws` states.
-        images: images.
-        chosen: indices of the N images.
-        layers: numbers of layers, ascending.
-        level: noise level t.
-        seed: seed of the noise.
-        draws: K, the noise draws of each image, at least 2.
+        net: the network, in eval mode, on `device`.
+        path: noise path of its input.
+        data: data with test images.
+        probing: options: `draws_of_noise`, `noise_images`, noise levels, layers, seed and batch size.
+        device: device of the network.
+        precision: precision of the network.
+        processes: processes that share the noise levels.
     """
-    sums = [NoiseSums() for _ in layers]
-    keys = [(seed, "noise share", draw) for draw in range(draws)]
+    times = probing.levels(encoder=False)
+    layers = layer_indices(net.layers, probing.layers)
+    chosen = subset(data.test, probing.noise_images, "noise share")
+    draws = probing.draws_of_noise
+    keys = [(probing.seed, "noise share", draw) for draw in range(draws)]
+    reader = TokenReader(net, path, data.network_input, device, precision, probing.batch_size)
 
-    def add(position: int, states: Tensor) -> None:
-        sums[position].add(states)
+    def work(level: int) -> Float64[Tensor, "3 layers"]:
+        sums = [NoiseSums() for _ in layers]
 
-    reader.visit(images.stored, chosen, layers, level, keys, add)
-    results = [torch.stack(layer.result()) for layer in sums]
-    return torch.stack(results, dim=1).cpu()
+        def add(position: int, states: Tensor) -> None:
+            sums[position].add(states)
+
+        reader.visit(data.test.stored, chosen, layers, times[level], keys, add)
+        results = [torch.stack(layer.result()) for layer in sums]
+        return torch.stack(results, dim=1).cpu()
+
+    about: dict[str, Any] = {
+        "data": data.name,
+        "times": list(times),
+        "layers": probing.layers,
+        "seed": probing.seed,
+        "batch_size": probing.batch_size,
+        "label": "null",
+        "noise": f"{draws} draws of {len(chosen)} test images",
+        "noise_share": {
+            "images": len(chosen),
+            "draws": draws,
+            "coordinates": "tokens x channels, prefix tokens included",
+        },
+    }
+    if precision != "float32":
+        about["precision"] = precision
+    if processes.size > 1:
+        check_same_images(data, about, processes)
+    size = 4 * len(layers) * probing.batch_size * net.dim
+    rows = compute_rows("noise share", "level", work, range(len(times)), device, precision, processes, size)
+    if not processes.is_main:
+        return None
+    scores = torch.stack(rows, dim=1)
+    found = {number: net.layers[number] for number in layers}
+    return NoiseTable(found, times, dict(zip(NOISE_SCORES, scores, strict=True)), about)

@@ -13,6 +13,9 @@ from uvit_decay.runtime.typed import Bounds, Within, check_types
 
 TIMES = (0.01, 0.03, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
 TIME = 0.1  # noise level of a denoiser's images where a command reads a single one
+NOISE_ALONE = "noise-share"  # --protocol of the noise share without probes
+NOISE_DRAWS = 4  # draws of each image for it
+CLASSIFYING = ("pool", "max_train", "max_test", "neighbours", "uniform", "draws", "epochs")  # options of classifiers
 TIMM = "timm:"  # timm:NAME, with pretrained weights, or timm:NAME=FILE, with the weights of a file
 Most = Annotated[int, Bounds(1, 2**31)]
 Pool = Literal["mean", "all", "cls"]
@@ -91,6 +94,29 @@ class Probing(ProtocolOptions):
             check_times(self.times)
         if self.layers == ():
             raise UserError("layers is empty: name the layers of the probes, or leave it out for all")
+        self._check_noise()
+
+    def _check_noise(self) -> None:
+        """Raise a UserError if options of the noise share do not fit one another."""
+        if self.protocol == NOISE_ALONE:
+            for name in CLASSIFYING:
+                if getattr(self, name) != getattr(Probing, name):
+                    flag = "--knn-uniform" if name == "uniform" else f"--{name.replace('_', '-')}"
+                    raise UserError(f"{flag}: --protocol {NOISE_ALONE} has no classifier; leave it out")
+        draws = self.draws_of_noise
+        if not draws and self.noise_images != Probing.noise_images:
+            raise UserError(f"--noise-images: no noise share is measured; add --noise-draws {NOISE_DRAWS}")
+        if draws > self.batch_size:
+            raise UserError(
+                f"--noise-draws {draws}: all draws of an image are in one batch; set --batch-size to {draws} or more"
+            )
+
+    @property
+    def draws_of_noise(self) -> int:
+        """Noise draws of each image for the noise share; 0 if it is not measured."""
+        if self.noise_draws is None and self.protocol == NOISE_ALONE:
+            return NOISE_DRAWS
+        return self.noise_draws or 0
 
     def levels(self, encoder: bool) -> tuple[float, ...]:
         """Return the noise levels: of a denoiser `times` or TIMES, of an encoder 0 alone, clean images."""

@@ -7,8 +7,7 @@ level, if they fit into FEATURES bytes. The classifiers of all layers are traine
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,27 +17,22 @@ from torch import Tensor
 
 from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.nn.intermediates import HasIntermediates, Pool, has_class_token, layer_indices
-from uvit_decay.representations.checks import choose_images
-from uvit_decay.representations.features import TokenReader, final_norm
-from uvit_decay.representations.grid import NOISE_SCORES, RANKS, Grid
-from uvit_decay.representations.noise import measure_noise_share
+from uvit_decay.representations.checks import check_same_images, choose_images
+from uvit_decay.representations.features import TokenReader, compute_rows, final_norm
+from uvit_decay.representations.grid import RANKS, Grid
 from uvit_decay.representations.options import Probing
-from uvit_decay.representations.protocols import CLASSIFYING, GridProtocol, find_protocol
+from uvit_decay.representations.protocols import GridProtocol, find_protocol
 from uvit_decay.representations.recipes import Cells
 from uvit_decay.representations.reference import Reference
 from uvit_decay.runs.history import OF_CLASS_TOKENS
-from uvit_decay.runtime.concurrency import free_threads, in_threads
-from uvit_decay.runtime.distributed import COMPARED, Processes
-from uvit_decay.runtime.precision import Precision, computing
-from uvit_decay.runtime.progress import track
-from uvit_decay.runtime.random import subset
+from uvit_decay.runtime.distributed import Processes
+from uvit_decay.runtime.precision import Precision
 
 if TYPE_CHECKING:  # data are Lightning's
     from uvit_decay.data import ImageData
     from uvit_decay.data.batches import ImageSet
 
 FEATURES = 2**31  # bytes of features in memory at once; below 4 GiB with the working memory of the probes
-SMALL = 2**28  # bytes of features of levels that are computed at the same time on a CPU
 
 
 @dataclass(frozen=True)
@@ -81,87 +75,29 @@ class Prober:
         """The protocol."""
         return find_protocol(self.probing.protocol, GridProtocol)
 
-    @property
-    def noise_draws(self) -> int:
-        """Noise draws of each image for the noise share; 0 if it is not measured."""
-        return self.protocol.count_noise_draws(self.probing)
-
     def grid(self, processes: Processes) -> Grid | None:
         """Compute all grid points; the processes share levels and draws, and only the first one returns the grid."""
         if processes.size > 1:
-            self._check_same_images(processes)
-        levels, draws = len(self.times), self.probing.draws
-        probes = noise = None
-        if self.protocol.classifies:
-            unit = "level" if draws == 1 else "draw"
-            # All draws of the first level, then all draws of the next.
-            probes = self._compute("probes", unit, self._level, range(levels * draws), processes)
-        if self.noise_draws:
-            noise = self._compute("noise share", "level", self._noise_share, range(levels), processes)
-        if not processes.is_main:
-            return None
-        return self._build_grid(probes, noise)
-
-    def _compute(
-        self, title: str, unit: str, work: Callable[[int], Tensor], jobs: range, processes: Processes
-    ) -> list[Tensor]:
-        """Return `work` of all jobs and show the progress; the other processes return an empty list."""
-        rows = []
-        with track(title, len(jobs), unit, shown=processes.is_main) as progress:
-            for row in self._rows(work, jobs, processes):
-                rows.append(row)
-                progress.update()
-        return rows
-
-    def _check_same_images(self, processes: Processes) -> None:
-        """Raise a UserError on all processes if they have different images or options."""
-        checksums = []
-        for images in (self.data.train, self.data.test):
-            compared, _ = images[subset(images, COMPARED, "compared")]
-            checksums.append(zlib.crc32(compared.cpu().contiguous().numpy()))
-        processes.check_same(f"images of {self.data.name}, or options", [self.describe(), checksums])
-
-    def _build_grid(
-        self,
-        probes: Sequence[Float64[Tensor, "scores layers"]] | None,
-        noise: Sequence[Float64[Tensor, "3 layers"]] | None,
-    ) -> Grid:
-        """Return the means of the scores over the draws, and their standard deviations if there are several draws.
-
-        Args:
-            probes: scores of all levels and draws; None if there is no classifier.
-            noise: noise share and variances of all levels; None if they were not measured.
-        """
+            check_same_images(self.data, self.describe(), processes)
         draws = self.probing.draws
-        mean = {}
+        jobs = range(len(self.times) * draws)  # all draws of the first level, then all draws of the next
+        unit = "level" if draws == 1 else "draw"
+        size = self._bytes(len(self._chosen_layers()))
+        rows = compute_rows("probes", unit, self._level, jobs, self.device, self.precision, processes, size)
+        return self._build_grid(rows) if processes.is_main else None
+
+    def _build_grid(self, rows: Sequence[Float64[Tensor, "scores layers"]]) -> Grid:
+        """Return the means of the scores over the draws, and their standard deviations if there are several draws."""
+        draws = self.probing.draws
+        scores = torch.stack(rows).unflatten(0, (len(self.times), draws))
+        suffix = OF_CLASS_TOKENS if has_class_token(self.net) else ""
+        names = [name + suffix if name in RANKS else name for name in self.protocol.scores]
+        mean = dict(zip(names, scores.mean(dim=1).unbind(1), strict=True))
         spread = {}
-        if probes is not None:
-            scores = torch.stack(probes).unflatten(0, (len(self.times), draws))
-            suffix = OF_CLASS_TOKENS if has_class_token(self.net) else ""
-            names = [name + suffix if name in RANKS else name for name in self.protocol.scores]
-            mean |= zip(names, scores.mean(dim=1).unbind(1), strict=True)
-            if draws > 1:
-                spread |= zip(names, scores.std(dim=1).unbind(1), strict=True)
-        if noise is not None:
-            mean |= zip(NOISE_SCORES, torch.stack(noise).unbind(1), strict=True)
+        if draws > 1:
+            spread = dict(zip(names, scores.std(dim=1).unbind(1), strict=True))
         layers = {i: self.net.layers[i] for i in self._chosen_layers()}
         return Grid(layers, self.times, mean, self.describe(), spread, self.protocol.chosen_by)
-
-    def _rows(self, work: Callable[[int], Tensor], jobs: range, processes: Processes) -> Iterator[Tensor]:
-        """Yield `work` of the jobs, in order, on the first process.
-
-        On a CPU, several jobs with small features are computed at once, on the cores that torch's threads leave idle.
-        """
-        threads = 1
-        if self.device.type == "cpu" and processes.size == 1:
-            room = SMALL // self._bytes(len(self._chosen_layers()))
-            threads = min(len(jobs), free_threads(), room)
-        if threads > 1:
-            # The precision is a setting of all threads, so it is set here and not in each of them.
-            with computing(self.device, self.precision):
-                yield from in_threads(work, jobs, threads)
-        else:
-            yield from processes.map_ordered(jobs, work)
 
     def describe(self) -> dict[str, Any]:
         """Return everything that the numbers depend on, except the weights, as plain values."""
@@ -169,38 +105,21 @@ class Prober:
         options = asdict(self.probing)
         for name in ("epochs", "noise_draws", "noise_images"):  # described below
             del options[name]
-        about: dict[str, Any] = {"data": self.data.name}
-        if self.protocol.classifies:
-            about |= {"train": len(train), "test": len(test)}
-        else:
-            for name in CLASSIFYING:
-                del options[name]
-        about |= options
+        about: dict[str, Any] = {"data": self.data.name, "train": len(train), "test": len(test), **options}
         about["times"] = list(self.times)
         if self.path is None:
             about["input"] = "clean images"
         else:
             about["label"] = "null"
-            about["noise"] = self._describe_noise()
+            about["noise"] = "new noise in every pass" if self.protocol.fresh else "one noise per image"
+            if self.probing.draws > 1:
+                about["noise"] += f", in {self.probing.draws} draws, averaged"
         if self.precision != "float32":
             about["precision"] = self.precision
         about |= self.protocol.about(self.probing)
-        if self.noise_draws:
-            coordinates = "tokens x channels, prefix tokens included"
-            images = len(self._noise_images())
-            about["noise_share"] = {"images": images, "draws": self.noise_draws, "coordinates": coordinates}
         if self.reference is not None:
             about["reference"] = dict(self.reference.about)
         return about
-
-    def _describe_noise(self) -> str:
-        """Return a description of the noise for reports."""
-        if not self.protocol.classifies:
-            return f"{self.noise_draws} draws of {len(self._noise_images())} test images"
-        noise = "new noise in every pass" if self.protocol.fresh else "one noise per image"
-        if self.probing.draws > 1:
-            noise += f", in {self.probing.draws} draws, averaged"
-        return noise
 
     def _level(self, job: int) -> Tensor:
         """Return the scores of one draw of one noise level, (scores, layers), float64."""
@@ -213,22 +132,6 @@ class Prober:
             values = self.protocol.evaluate(cells, self.probing).values
             parts.append(torch.stack([values[name].double() for name in self.protocol.scores]))
         return torch.cat(parts, dim=1)
-
-    def _noise_images(self) -> list[int]:
-        """Return the indices of the test images of the noise share, a fixed random choice."""
-        return subset(self.data.test, self.probing.noise_images, "noise share")
-
-    def _noise_share(self, level: int) -> Float64[Tensor, "3 layers"]:
-        """Return NOISE_SCORES of one noise level."""
-        return measure_noise_share(
-            self._reader(),
-            self.data.test,
-            self._noise_images(),
-            self._chosen_layers(),
-            self.times[level],
-            self.probing.seed,
-            self.noise_draws,
-        )
 
     def cells(self, level: int, draw: int = 0, layers: Sequence[int] | None = None) -> Cells:
         """Return the features of one noise level and draw, with what a protocol needs to evaluate them.
@@ -331,6 +234,5 @@ class Prober:
         )
 
     def _reader(self) -> TokenReader:
-        return TokenReader(
-            self.net, self.path, self.data.network_input, self.device, self.precision, self.probing.batch_size
-        )
+        to_input = self.data.network_input
+        return TokenReader(self.net, self.path, to_input, self.device, self.precision, self.probing.batch_size)

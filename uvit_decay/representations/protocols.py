@@ -19,13 +19,12 @@ from uvit_decay.nn.intermediates import Pool
 from uvit_decay.representations import recipes
 from uvit_decay.representations.grid import SCORES, TEST
 from uvit_decay.representations.linear_probes import DDAE, IN100, REPA, LinearProbe
-from uvit_decay.representations.options import Classification, Probing, ProtocolOptions
+from uvit_decay.representations.options import NOISE_ALONE, Classification, Probing, ProtocolOptions
 from uvit_decay.representations.recipes import Cells, Outcome
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.suggestions import did_you_mean
 
 FEWEST = 5  # training images that any protocol needs: a fifth may be held out
-CLASSIFYING = ("pool", "max_train", "max_test", "neighbours", "uniform", "draws")  # options of classifiers
 READERS = {  # option -> the fact of the protocols that read it
     "epochs": "probe",
     "neighbours": "votes",
@@ -40,15 +39,14 @@ class Protocol(ABC):
     """Facts that all protocols state about themselves.
 
     Args:
-        evaluate: function (cells, options) -> outcome that evaluates features; None for a GridProtocol that measures
-            the noise share alone.
+        evaluate: function (cells, options) -> outcome that evaluates features.
         scores: names of the scores.
         probe: training of the classifier, if it is trained step by step.
         votes: whether it needs at least as many training images as neighbours.
         shots: number of training images of each class that it needs.
     """
 
-    evaluate: Callable[[Cells, Any], Outcome] | None
+    evaluate: Callable[[Cells, Any], Outcome]
     scores: tuple[str, ...]
     _: KW_ONLY
     probe: LinearProbe | None = None
@@ -116,73 +114,38 @@ class GridProtocol(Protocol):
             upwards.
         fresh: whether every pass over the training images has its own noise.
         needs_reference: whether it compares with the features of a reference network.
-        noise_draws: noise draws of each image for the noise share, which is then always measured; at least 2, or 0.
         classifier: the classifier in words, for reports, if there is no `probe`, which describes itself.
 
     Raises:
-        UserError: a protocol with a classifier lacks the score `test_accuracy` or `chosen_by`.
+        UserError: it lacks the score `test_accuracy` or `chosen_by`.
     """
 
     chosen_by: Literal["held_out_accuracy", "test_accuracy"] = "test_accuracy"
     fresh: bool = False
     needs_reference: bool = False
-    noise_draws: int = 0
     classifier: str = ""
 
     def __post_init__(self) -> None:
         for name in (TEST, self.chosen_by):
-            if self.classifies and name not in self.scores:
+            if name not in self.scores:
                 raise UserError(f"a GridProtocol needs the score {name}, got {', '.join(self.scores)}; add it")
 
-    @property
-    def classifies(self) -> bool:
-        """True if it has a classifier, unlike the protocol of the noise share alone."""
-        return self.evaluate is not None
-
-    def count_noise_draws(self, options: Probing) -> int:
-        """Return the noise draws of each image for the noise share; 0 if it is not measured."""
-        return self.noise_draws if options.noise_draws is None else options.noise_draws
-
     def check(self, options: Probing, is_encoder: bool | None = None) -> None:
-        if not self.classifies:
-            self._check_no_classifier(options)
         self._check_read(options, ("epochs", "neighbours", "uniform"), [options.protocol])
-        self._check_noise_share(options)
-        if is_encoder:
-            self._check_encoder(options)
-
-    def _check_no_classifier(self, options: Probing) -> None:
-        """Raise a UserError if an option needs a classifier."""
-        for name in CLASSIFYING:
-            if getattr(options, name) != getattr(Probing, name):
-                raise UserError(f"{_flag(name)}: --protocol {options.protocol} has no classifier; leave it out")
-
-    def _check_noise_share(self, options: Probing) -> None:
-        """Raise a UserError if options do not fit the noise share."""
-        draws = self.count_noise_draws(options)
-        if not draws and options.noise_images != Probing.noise_images:
-            raise UserError("--noise-images: no noise share is measured; add --noise-draws 4")
-        if draws > options.batch_size:
-            raise UserError(
-                f"--noise-draws {draws}: all draws of an image are in one batch; set --batch-size to {draws} or more"
-            )
-
-    def _check_encoder(self, options: Probing) -> None:
-        """Raise a UserError if the protocol or an option needs noise, which an encoder never sees."""
+        if not is_encoder:
+            return
         noisy = {
             "times": options.times is not None,
             "draws": options.draws > 1,
             "noise draws": options.noise_draws is not None,
-            f"protocol {options.protocol}": self.fresh or self.noise_draws > 0,
+            f"protocol {options.protocol}": self.fresh,
         }
         asked = [name for name, is_asked in noisy.items() if is_asked]
         if asked:
             raise UserError(f"this network is an encoder and sees images without noise: leave out {', '.join(asked)}")
 
     def about(self, options: Probing) -> dict[str, Any]:
-        """Return the settings for reports, as plain values; nothing without a classifier."""
-        if not self.classifies:
-            return {}
+        """Return the settings for reports, as plain values."""
         if self.probe is not None:
             about = self.probe.configure(options.epochs, options.seed).about()
         else:
@@ -223,7 +186,6 @@ PROTOCOLS: dict[str, Protocol] = {
     ),
     "ddae": GridProtocol(recipes.ddae, (TEST,), probe=DDAE, fresh=True),
     "repa": GridProtocol(recipes.repa, (TEST, "cknna"), probe=REPA, needs_reference=True),
-    "noise-share": GridProtocol(None, (), noise_draws=4),
     "in100-linear": PointProtocol(recipes.in100_linear, ("last", "best_on_test"), probe=IN100, pool="all"),
     "logistic": PointProtocol(recipes.logistic, ("test", "held_out", "best_on_test"), pool="all"),
     "knn": PointProtocol(recipes.knn, ("test",), votes=True),
@@ -242,7 +204,8 @@ def find_protocol(name: str, kind: type[Kind]) -> Kind:
     """
     offered = _select(kind)
     if name not in offered:
-        raise UserError(f"--protocol takes {', '.join(offered)}, got {name!r}{did_you_mean(name, offered)}")
+        known = [*offered, NOISE_ALONE] if kind is GridProtocol else [*offered]
+        raise UserError(f"--protocol takes {', '.join(known)}, got {name!r}{did_you_mean(name, known)}")
     return offered[name]
 
 

@@ -24,6 +24,7 @@ GENERATION = "generation.jsonl"
 BRANCHES = "branches.jsonl"
 HISTORIES = (PROBES, GENERATION, BRANCHES)
 PROBE_TABLE, PROBE_REPORT = "probes.csv", "probes.json"  # the last probes: scores of every layer, protocol
+NOISE_TABLE, NOISE_REPORT = "noise_share.csv", "noise_share.json"  # the same of the noise share
 PLACE = ("layer", "name", "kind", "t")  # columns of PROBE_TABLE that identify a grid point; all others are scores
 OF_CLASS_TOKENS = "_of_cls"  # ending of the names of ranks that were computed from class tokens, not pooled features
 CHECKPOINTS = "checkpoints"  # folder beside the histories
