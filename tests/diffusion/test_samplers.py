@@ -8,7 +8,7 @@ import pytest
 import torch
 from sampler_cases import MEAN, NAMES, PATH, PATHS, SAME, SOUND, STD, gaussian, noise_of, run, start, unchecked  # noqa: F401  a fixture
 
-from uvit_decay.diffusion.ode import T_MIN
+from uvit_decay.diffusion.prediction import T_EPS
 from uvit_decay.diffusion.samplers import SAMPLERS
 
 
@@ -84,5 +84,5 @@ def test_a_trajectory_has_one_state_a_step_ends_at_zero_and_calls_the_network_as
     promised = SAMPLERS[name].nfe(steps)
     assert len(called) == promised if promised else 20 < len(called) < 200
     assert called[0] == 1.0
-    assert min(called) >= (1e-4 if name == "uvit-dpm" else 0.999 * T_MIN)
+    assert min(called) >= (1e-4 if name == "uvit-dpm" else 0.999 * T_EPS)
     assert max(called) <= 1

@@ -1,4 +1,4 @@
-"""Values of times and labels are compared at the first call of a network; the checks leave graphs and weights alone."""
+"""Values of times are compared at the first call of a network; the check leaves graphs and weights alone."""
 
 import copy
 import pickle
@@ -26,13 +26,6 @@ def test_times_outside_of_the_unit_interval_are_refused_at_the_first_call(net, t
         net(X, t, Y)
     net(X, T, Y)
     net(X, t, Y)  # a later call does not wait for the device
-
-
-def test_labels_of_no_class_are_refused_at_the_first_call_with_labels(net):
-    net(X, T)
-    with raises_user_error(type(net).__name__, "y", "[0, 3]", "3 for no label"):
-        net(X, T, Y + 1)
-    net(X, T, Y.int())
 
 
 def test_the_note_of_the_first_call_is_in_copies_and_not_in_the_weights(net):
@@ -67,4 +60,3 @@ def test_values_are_not_read_where_there_are_none(net, monkeypatch):
     torch.func.vmap(lambda x, t, y: net(x[None], t[None], y[None]))(X, T, Y)
     torch.export.export(net, (X, T, Y))
     assert not net.times_checked
-    assert not net.labels_checked

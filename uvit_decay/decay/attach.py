@@ -37,6 +37,7 @@ class Attached(nn.Module):
     """
 
     alphas: Tensor
+    merges = ()  # of long skips, which are not known
 
     def __init__(self, weights: Shortcuts, dim: int, device: torch.device) -> None:
         super().__init__()

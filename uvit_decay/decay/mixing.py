@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from uvit_decay.decay.schedule import branch_weights
 from uvit_decay.decay.table import Shortcuts, Weights
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.typed import check_types
 
 
@@ -35,24 +35,13 @@ class Merge(NamedTuple):
 
 @runtime_checkable
 class HasShortcuts(Protocol):
-    """Module with the weights of its residual branches, see `decay.register_weights`."""
+    """Module with the weights of its residual branches, see `decay.register_weights`.
+
+    `merges` are the merges of long skips into the decayed stream, in execution order.
+    """
 
     shortcuts: Shortcuts
-
-
-@runtime_checkable
-class HasMerges(Protocol):
-    """Module with the merges of long skips into the decayed stream, in execution order."""
-
     merges: tuple[Merge, ...]
-
-
-@runtime_checkable
-class MeasuresMixing(Protocol):
-    """Network whose mixing matrix depends on its input: `measure_mixing(*inputs)` runs it and returns the matrix."""
-
-    def measure_mixing(self, *inputs: Tensor) -> Float[Tensor, "rows sources"]:
-        """Return the matrix of a batch, averaged over its tokens."""
 
 
 @check_types
@@ -67,38 +56,21 @@ def mixing_matrix(of: Shortcuts | nn.Module, *inputs: Tensor) -> Float[Tensor, "
     Args:
         of: shortcuts (`decay.shortcuts`), a network of `uvit_decay.nn`, or the result of `decay.attach`.
         inputs: the arguments of the network's forward pass, only for attention over depth.
-
-    Raises:
-        UserError: an object without shortcuts, or attention over depth without a network and a batch that fits it.
     """
-    if not isinstance(of, Shortcuts | HasShortcuts):
+    if isinstance(of, Shortcuts):
+        if of.depth is not None:
+            raise UserError("attention over depth has a mixing matrix only on a batch; give a network and its inputs")
+        numbers = zip(of.alphas, of.betas, of.scales, strict=True)
+        return _multiply_out([Weights(*weights) for weights in numbers], ())
+    if not isinstance(of, HasShortcuts):
         kind = type(of).__name__
         raise UserError(f"cannot compute a mixing matrix of a {kind}: it has no shortcuts; give a network or shortcuts")
-    shortcuts = of if isinstance(of, Shortcuts) else of.shortcuts
-    if shortcuts.depth is not None:
-        if not (isinstance(of, MeasuresMixing) and inputs):
-            raise UserError("attention over depth has a mixing matrix only on a batch; give a network and its inputs")
-        _check_inputs(of, inputs)
+    if of.shortcuts.depth is not None:
+        with explain(f"attention over depth needs `inputs`, the arguments of the {type(of).__name__}", TypeError):
+            signature(of.forward).bind(*inputs)
         return of.measure_mixing(*inputs)
-    merges = of.merges if isinstance(of, HasMerges) else ()
-    return _multiply_out(_all_weights(of, shortcuts), merges)
-
-
-def _check_inputs(network: nn.Module, inputs: Sequence[Tensor]) -> None:
-    """Raise a UserError unless the forward pass of a network takes this number of inputs."""
-    try:
-        signature(network.forward).bind(*inputs)
-    except TypeError as error:
-        kind = type(network).__name__
-        raise UserError(f"inputs of mixing_matrix must be the arguments of the {kind}'s forward: {error}") from None
-
-
-def _all_weights(of: Shortcuts | nn.Module, shortcuts: Shortcuts) -> list[Weights]:
-    """Return the weights of all branches: the numbers of shortcuts, or the current values of a network."""
-    if isinstance(of, Shortcuts):
-        numbers = zip(of.alphas, of.betas, of.scales, strict=True)
-        return [Weights(alpha, beta, scale) for alpha, beta, scale in numbers]
-    return [branch_weights(of, shortcuts, k) for k in range(len(shortcuts.alphas))]
+    current = [branch_weights(of, of.shortcuts, k) for k in range(len(of.shortcuts.alphas))]
+    return _multiply_out(current, of.merges)
 
 
 def _multiply_out(weights: Sequence[Weights], merges: Sequence[Merge]) -> Float[Tensor, "rows sources"]:

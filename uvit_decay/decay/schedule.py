@@ -15,12 +15,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import accumulate
-from numbers import Real
-from operator import mul
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -31,10 +27,9 @@ from uvit_decay.decay.table import (
     Shortcuts,
     Weights,
     check_finite,
-    is_float32,
     weighted,
 )
-from uvit_decay.runtime.errors import UserError, check_choice, check_numbers, check_whole
+from uvit_decay.runtime.errors import UserError, check_choice, check_numbers, check_whole, explain
 from uvit_decay.runtime.typed import check_types
 
 # A schedule is an entry of the table, numbers of all branches (alphas, or pairs of alpha and beta), or a function that
@@ -136,9 +131,6 @@ def shortcuts(
             alpha = 1 (Table 3b).
         per_block: residual branches of a block: 2 in a transformer, 1 in a ResNet. A ResNet needs the default
             `granularity` and `branches`.
-
-    Raises:
-        UserError: arguments are out of range or do not fit together, or weights are not finite in float32.
     """
     check_numbers("(0, 1]", alpha_min=alpha_min)
     check_whole(1, MOST_BLOCKS, blocks=blocks)
@@ -192,47 +184,20 @@ def _branch_depths(count: int, granularity: Granularity, index: Index, branches:
 
 
 def read_weights(numbers: object, count: int) -> Shortcuts:
-    """Return the shortcuts of a list of alphas, or of pairs of alpha and beta, one entry for each of `count` branches.
-
-    Raises:
-        UserError: another type or number of entries, or numbers that are not finite in float32.
-    """
-    entries = _to_list(numbers)
+    """Return the shortcuts of a list of alphas, or of pairs (alpha, beta), one entry for each of `count` branches."""
     wanted = f"a schedule given as a list needs an alpha, or a pair of alpha and beta, for each of the {count} branches"
-    if entries is None:
-        raise UserError(f"{wanted}, got a {type(numbers).__name__}")
-    if len(entries) != count:
-        raise UserError(f"{wanted}, got {len(entries)} entries")
-    pairs = []
-    for k, entry in enumerate(entries):
-        pair = _to_list(entry) or [entry, 1.0]
-        values = [_to_number(value) for value in pair]
-        if len(values) != 2 or None in values:
-            raise UserError(f"{wanted}, with numbers that are finite in float32; entry {k} is not")
-        pairs.append(values)
-    alphas, betas = zip(*pairs, strict=True)
-    products = accumulate(alphas, mul)
-    if not all(map(is_float32, products)):
+    with explain(wanted, TypeError, ValueError, RuntimeError, OverflowError):
+        values = torch.as_tensor(numbers, dtype=torch.float64, device="cpu")
+    if values.shape not in ((count,), (count, 2)):
+        raise UserError(f"{wanted}, got numbers of the shape {tuple(values.shape)}")
+    if values.ndim == 1:
+        values = torch.stack([values, torch.ones_like(values)], dim=1)
+    alphas, betas = values.unbind(dim=1)
+    if not values.float().isfinite().all():
+        raise UserError(f"{wanted}, with numbers that are finite in float32")
+    if not alphas.cumprod(dim=0).float().isfinite().all():
         raise UserError(f"the product of the {count} alphas of this schedule exceeds float32; choose smaller alphas")
-    return weighted(alphas, betas)
-
-
-def _to_list(value: object) -> list[object] | None:
-    """Return the elements of a list, a tuple or an array; None for anything else."""
-    if isinstance(value, Tensor | np.ndarray):
-        value = value.tolist()
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return list(value)
-    return None
-
-
-def _to_number(value: object) -> float | None:
-    """Return a number, or a tensor without dimensions, as a float; None if it is not finite in float32 or no number."""
-    if isinstance(value, Tensor | np.ndarray):
-        value = value.tolist()  # a number, if it has no dimensions
-    if isinstance(value, Real) and is_float32(value):
-        return float(value)
-    return None
+    return weighted(alphas.tolist(), betas.tolist())
 
 
 def _depths(n: int, index: Index) -> list[float]:
@@ -249,9 +214,6 @@ def effective_decay(alphas: Sequence[float], exclude_last_block: bool = False) -
 
     With `exclude_last_block` the last two branches are left out: the weight of the input in the last block's input. It
     reproduces the bins of the paper's Table 2 best.
-
-    Raises:
-        UserError: an alpha that is not a finite number.
     """
     check_finite(alphas=alphas)
     factors = alphas[:-2] if exclude_last_block else alphas

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from uvit_decay.diffusion.noise_path import NoisePath
-from uvit_decay.diffusion.prediction import OUTPUT, T_EPS, Network, Prediction, x_eps_from_output
+from uvit_decay.diffusion.prediction import T_EPS, Network, Prediction, x_eps_from_output
+from uvit_decay.runtime.constants import TIME_ROUNDING
 from uvit_decay.runtime.errors import UserError, require_shape
-
-TIME_ROUNDING = 1e-6  # tolerance in comparisons of float32 times
 
 DenoiseFn = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 Noise = Callable[[int], Tensor]  # step index -> standard normal noise in the shape of the states
@@ -75,7 +74,7 @@ def denoise_fn(
         out = net(x_t, t, y).to(x_t)
         channels = x_t.shape[1]
         outputs = 2 * channels if learned_variance else channels
-        require_shape((len(x_t), outputs, *x_t.shape[2:]), **{OUTPUT: out})
+        require_shape((len(x_t), outputs, *x_t.shape[2:]), network_output=out)
         x, eps = x_eps_from_output(path, prediction, x_t, out[:, :channels], t)
         if clip:
             x = x.clamp(-1, 1)

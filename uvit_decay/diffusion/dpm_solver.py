@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from uvit_decay.diffusion.denoiser import Denoiser, Noise, Trajectory, linspace
-from uvit_decay.diffusion.noise_path import LEVELS, NoisePath
+from uvit_decay.diffusion.noise_path import NoisePath
+from uvit_decay.runtime.constants import LEVELS
 
 GRID = 1000  # levels of the discrete grid to which diffusers' schedulers reduce a continuous path
 FAINTEST = 2.0**-24  # alpha^2 of the last level if alpha_1 = 0, as in diffusers' zero-SNR schedules

@@ -21,7 +21,7 @@ from torch import Tensor
 from uvit_decay.diffusion.denoiser import Denoiser, linspace
 from uvit_decay.diffusion.noise_path import Batch
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
-from uvit_decay.runtime.errors import check_whole, require_shape
+from uvit_decay.runtime.errors import UserError, check_whole, require_shape
 from uvit_decay.runtime.random import RowNumbers, indices_on, uniform
 from uvit_decay.runtime.typed import check_types
 
@@ -67,7 +67,9 @@ def log_likelihood(
     """
     check_whole(1, steps=steps)
     indices, labels = model.check_rows(indices, labels, seed)
-    require_shape((len(indices), *model.shape), **{"images, one for each of the indices,": images})
+    if len(indices) != len(images):
+        raise UserError(f"give one for each of the {len(images)} images, got {len(indices)}", argument="indices")
+    require_shape((len(images), *model.shape), images=images)
     z = signs(model.shape, seed, indices_on(images.device, indices)).to(images)
     denoiser = model.denoiser(Sampling(clip=False), labels)  # guidance and clipping would change the density
     x = images

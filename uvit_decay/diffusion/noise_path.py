@@ -24,6 +24,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from uvit_decay.runtime.constants import LEVEL_ROUNDING, LEVELS
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.typed import check_types
 
@@ -198,10 +199,6 @@ class VP(VariancePreserving):
         return -0.5 * (self.beta_min + (self.beta_max - self.beta_min) * t)
 
 
-LEVELS = 1000  # noise levels of a discrete schedule, n = 1..LEVELS at t_n = n / LEVELS
-ROUNDING = 1e-3  # tolerance of LEVELS t, since float32 does not represent t_n exactly
-
-
 @dataclass(frozen=True)
 class Discrete(VariancePreserving):
     """Path of LEVELS noise levels, with log alpha_t linear between them; 0 < beta_start <= beta_end < 1 (abstract).
@@ -235,7 +232,7 @@ class Discrete(VariancePreserving):
         starts, steps = _tables(self, t.device, t.dtype)
         return starts[before] + steps[before] * (LEVELS * t - before)
 
-    def _level(self, t: Times, rounding: float = ROUNDING) -> Int[Tensor, " b"]:
+    def _level(self, t: Times, rounding: float = LEVEL_ROUNDING) -> Int[Tensor, " b"]:
         """Return the n of the interval (t_{n-1}, t_n] that contains t; 1 at t = 0."""
         return (LEVELS * t - rounding).ceil().long().clamp(1, LEVELS)
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from uvit_decay.diffusion.denoiser import Denoiser, Noise, Trajectory, linspace, times_like
-from uvit_decay.diffusion.noise_path import LEVELS
+from uvit_decay.diffusion.prediction import T_EPS
+from uvit_decay.runtime.constants import LEVELS
 
-T_MIN = 1e-3  # the last time before 0 at which U-ViT's SDE and ODE samplers call the network
 ATOL, RTOL = 1e-6, 1e-3  # tolerances of dopri5, as in SiT
 
 
@@ -88,7 +88,7 @@ def dit_ddpm(denoiser: Denoiser, x: Tensor, steps: int, noise: Noise) -> Traject
 
 def _uvit_grid(denoiser: Denoiser, steps: int) -> list[tuple[float, float]]:
     """Return U-ViT's time grid 1 .. 1e-3, 0 as (from, to) pairs: `steps` intervals, the last of length 1e-3."""
-    times = linspace(denoiser.high, T_MIN, steps)
+    times = linspace(denoiser.high, T_EPS, steps)
     return list(pairwise([*times, 0.0]))
 
 

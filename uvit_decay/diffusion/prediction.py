@@ -30,18 +30,13 @@ Prediction = Literal["eps", "x", "velocity", "score"]
 Weighting = Literal["none", "velocity", "likelihood"]
 Network = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
-T_EPS = 1e-3  # SiT's distance, in training and sampling, to an end of the path where the prediction is undefined
+T_EPS = 1e-3  # distance of SiT and U-ViT to an end of the path where the prediction is undefined
 X_SIGMA = 0.05  # JiT's bound of the denominator of a velocity that is computed from x
-OUTPUT = "the network's output"  # in errors
 VP_T_EPS = 1e-5  # SiT's distance in training to t = 0 where the velocity or the weight of a VP path is infinite
 
 
 def target(path: NoisePath, prediction: Prediction, x: Batch, eps: Batch, t: Times) -> Batch:
-    """Return the target of the network's output; for a score, the target of -sigma_t times the output.
-
-    Raises:
-        UserError: an unknown prediction.
-    """
+    """Return the target of the network's output; for a score, the target of -sigma_t times the output."""
     check_choice(Prediction, prediction=prediction)
     if prediction == "velocity":
         return path.velocity(x, eps, t)
@@ -187,15 +182,11 @@ def diffusion_loss(
         t: times (b,).
         eps: standard normal noise in the shape of x.
         weighting: W of the module docstring.
-
-    Raises:
-        UserError: an unknown prediction or weighting, a prediction that does not have this weighting, or an output of
-            another shape than x.
     """
     check_loss(prediction, weighting)
     x_t = path.add_noise(x, eps, t)
     out = net(x_t, t, y).float()
-    require_shape(x.shape, **{OUTPUT: out})
+    require_shape(x.shape, network_output=out)
     if prediction == "score":
         out = path.eps_from_score(out, t)
     difference = out - target(path, prediction, x, eps, t)

@@ -13,7 +13,8 @@ from torch import Tensor
 from uvit_decay.diffusion.denoiser import Denoiser, Noise, Trajectory
 from uvit_decay.diffusion.dpm_solver import dpm_solver, dpm_solver_fast, dpm_solver_plus_fast
 from uvit_decay.diffusion.noise_path import DDPMLinear, Interpolant, NoisePath
-from uvit_decay.diffusion.ode import T_MIN, ddim, ddpm, dit_ddpm, dopri5, euler, heun, heun_throughout
+from uvit_decay.diffusion.ode import ddim, ddpm, dit_ddpm, dopri5, euler, heun, heun_throughout
+from uvit_decay.diffusion.prediction import T_EPS
 from uvit_decay.diffusion.sde import SDE
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.typed import check_types
@@ -73,7 +74,7 @@ def sde_sampler(sde: SDE, steps: int, paper: bool = False) -> Sampler:
     return Sampler(sde.run, steps, evaluations, single_last, stochastic=True, sde=sde, paper=paper)
 
 
-_REVERSE = SDE("sbdm", last_time=T_MIN)  # the reverse SDE of Song et al. (2021) on U-ViT's grid
+_REVERSE = SDE("sbdm", last_time=T_EPS)  # the reverse SDE of Song et al. (2021) on U-ViT's grid
 
 SAMPLERS: dict[str, Sampler] = {
     # name               trajectory, default steps, evaluations of a step

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from uvit_decay.metrics.extractors import Extractor, Features
 from uvit_decay.metrics.resize import DINOV2_SIZE, RESIZE_DINOV2, DINOv2Protocol
+from uvit_decay.runtime.constants import IMAGENET_MEAN, IMAGENET_STD
 from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.precision import Precision, chosen_precision, computing
 from uvit_decay.runtime.tensor_files import digest, load_weights, mismatch
@@ -106,8 +107,6 @@ FILE = "model.safetensors"
 MOST_BLOCKS = 40  # of ViT-g/14
 PATCH = 14  # side of a patch in pixels
 HEAD = 64  # width of an attention head, in all sizes
-MEAN = (0.485, 0.456, 0.406)  # of ImageNet
-STD = (0.229, 0.224, 0.225)
 OFFSET = 0.1  # of the original's interpolation
 
 
@@ -140,8 +139,8 @@ class DINOv2Net(nn.Module):
         self.vit, self.dim, self.depth = _vision_transformer(state, path)  # also checks the tensors
         self.resize = RESIZE_DINOV2[protocol]
         self.sha256 = digest(state)
-        self.register_buffer("mean", 255 * torch.tensor(MEAN)[:, None, None])
-        self.register_buffer("std", 255 * torch.tensor(STD)[:, None, None])
+        self.register_buffer("mean", 255 * torch.tensor(IMAGENET_MEAN)[:, None, None])
+        self.register_buffer("std", 255 * torch.tensor(IMAGENET_STD)[:, None, None])
         self.eval().requires_grad_(False)
 
     def forward(self, images: UInt8[Tensor, "n 3 h w"]) -> Float32[Tensor, "n d"]:

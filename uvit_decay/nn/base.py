@@ -87,13 +87,6 @@ class HasDataLayers(Protocol):
     data_layers: DataLayers
 
 
-@runtime_checkable
-class Residual(Protocol):
-    """Block that names the last layers of its branches, in execution order."""
-
-    last_layers: tuple[str, ...]
-
-
 class Rows(NamedTuple):
     """A range of the rows (outputs) of a linear layer's weight and bias.
 
@@ -109,9 +102,13 @@ class Rows(NamedTuple):
 
 
 @runtime_checkable
-class HasGates(Protocol):
-    """Block whose branches are multiplied by gates: it names the rows that compute the gates, in execution order."""
+class Residual(Protocol):
+    """Block that names the last layers of its branches, in execution order.
 
+    If the branches are multiplied by gates, `gates` are the rows that compute them; otherwise it is empty.
+    """
+
+    last_layers: tuple[str, ...]
     gates: tuple[Rows, ...]
 
 
@@ -137,7 +134,6 @@ class DecayedNet(
     dim: int
     class_token = False  # whether token 0 is a class token
     times_checked = False  # whether a call has compared the values of t with [0, 1], see `uvit_decay.nn.inputs`
-    labels_checked = False  # the same for labels
     shortcuts: decay.Shortcuts
     long_skips: LongSkips | None  # factors of the long skips, None where they are plain
     output_skip: OutputSkip | None  # from the input of a denoiser to its output, None for a plain one
@@ -222,9 +218,7 @@ class DecayedNet(
         """
         factors = []
         for name, block in self.find_decayed_blocks().items():
-            rows = [Rows(layer) for layer in block.last_layers]
-            if isinstance(block, HasGates):
-                rows = block.gates
+            rows = block.gates or [Rows(layer) for layer in block.last_layers]
             factors += [part._replace(module=f"{name}.{part.module}") for part in rows]
         return factors
 

@@ -121,6 +121,7 @@ class Block(nn.Module):
     """
 
     last_layers = ("attn.proj", "mlp.fc2")
+    gates = ()
 
     def __init__(
         self,

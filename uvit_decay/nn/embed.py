@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from uvit_decay.runtime.constants import IMAGENET_MEAN, IMAGENET_STD
 from uvit_decay.runtime.errors import UserError
 
 Pixels = Literal["imagenet", "unit"]
@@ -149,7 +150,7 @@ class PixelScale:
             return cls((0.5,) * channels, (0.5,) * channels)
         if channels != 3:
             raise UserError(f"pixels imagenet is a scale of 3 channels, the network has {channels}; set pixels unit")
-        return cls((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+        return cls(IMAGENET_MEAN, IMAGENET_STD)
 
     def normalise(self, x: Float[Tensor, "b c H W"]) -> Float[Tensor, "b c H W"]:
         """Return images of [-1, 1] in this scale."""

@@ -13,9 +13,8 @@ from typing import Literal, Protocol, runtime_checkable
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from uvit_decay.runtime.constants import Pool
 from uvit_decay.runtime.errors import UserError
-
-Pool = Literal["mean", "all", "cls"]
 
 
 @dataclass(frozen=True)

@@ -23,17 +23,15 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from uvit_decay import decay
-from uvit_decay.nn.arguments import collect_arguments
+from uvit_decay.nn.arguments import Wiring, collect_arguments
 from uvit_decay.nn.base import DataLayers
 from uvit_decay.nn.block import NormType, build_norm
 from uvit_decay.nn.embed import Pixels, patchify, unpatchify, without_autocast
-from uvit_decay.nn.inputs import check_images, check_noise
 from uvit_decay.nn.long_skips import MergeWeights, SkipGate, SkipPlan, SkipScale, scale_skip
 from uvit_decay.nn.vit import EPS, Encoder, positions
 from uvit_decay.runtime.errors import UserError, check_numbers, check_whole, require_shape
 from uvit_decay.runtime.typed import check_types
 
-Wiring = Literal["official", "decayed"]
 DecoderInput = Literal["latent", "positions"]
 Visible = Float[Tensor, "b seen d"]  # tokens [class, visible patches]
 Output = tuple[Float[Tensor, "b n k"], Float[Tensor, "b n"]]  # predicted patches and the mask
@@ -200,12 +198,7 @@ class MAE(Encoder, pipeline_tag="image-feature-extraction"):
             mask_ratio: fraction of removed patches, in (0, 1).
             layers: if given, return ((patches, mask), token states [class, visible patches] of these layers of the
                 encoder), see `HasIntermediates`.
-
-        Raises:
-            UserError: the ratio leaves no visible or no removed patch, or images or noise have another shape or dtype.
         """
-        check_images(self, x, self.patch_embed.proj.weight)
-        check_noise(self, noise, x, self.patch_embed.tokens)
         masking = self.masking(noise, mask_ratio)
         states = self._encode(x, masking.visible)
         y = self._decoder_tokens(states[-1], masking.restore)

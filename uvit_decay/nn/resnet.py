@@ -20,7 +20,7 @@ from uvit_decay import decay
 from uvit_decay.nn.arguments import check_data_sizes, collect_arguments
 from uvit_decay.nn.base import DecayedNet
 from uvit_decay.nn.embed import Pixels, PixelScale, without_autocast
-from uvit_decay.nn.inputs import check_images_of_resnet
+from uvit_decay.nn.inputs import check_images
 from uvit_decay.nn.intermediates import Layer
 from uvit_decay.runtime.errors import UserError, check_whole
 from uvit_decay.runtime.typed import check_types
@@ -32,6 +32,7 @@ class DecayedBlock(BasicBlock):
     """torchvision's BasicBlock with weights of the shortcut and the branch."""
 
     last_layers = ("bn2",)
+    gates = ()
 
     def forward(self, x: Tensor, alpha: float | Tensor = 1.0, beta: float | Tensor = 1.0) -> Tensor:
         out = self.relu(self.bn1(self.conv1(x)))
@@ -137,12 +138,8 @@ class ResNet(DecayedNet, pipeline_tag="image-classification"):
             return self.fc(features.to(self.fc.weight.dtype))
 
     def pooled(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d"]:
-        """Return the input of the classifier: the mean over positions after the last block.
-
-        Raises:
-            UserError: images of another shape or dtype.
-        """
-        check_images_of_resnet(self, x, self.conv1.weight)
+        """Return the input of the classifier: the mean over positions after the last block."""
+        check_images(self, x)
         x = self.scale.normalise(x).contiguous(memory_format=torch.channels_last)  # faster, especially in bfloat16
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         for k, block in enumerate(self.blocks()):

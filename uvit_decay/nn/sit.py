@@ -25,21 +25,19 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from uvit_decay import decay
-from uvit_decay.nn.arguments import check_sizes, collect_arguments
+from uvit_decay.nn.arguments import Wiring, check_sizes, collect_arguments
 from uvit_decay.nn.base import DataLayers, DecayedNet
 from uvit_decay.nn.block import AdaLNBlock, AdaLNHead, NormType, SkipMerge, Tokens, init_linears
 from uvit_decay.nn.embed import LabelEmbedder, PatchEmbed, TimestepEmbedder, sincos_positions, unpatchify
-from uvit_decay.nn.inputs import check_inputs
+from uvit_decay.nn.inputs import check_images, check_times
 from uvit_decay.nn.intermediates import block_layers, last_and_kept
 from uvit_decay.nn.long_skips import SkipScale, plan_mirrored_skips
 from uvit_decay.nn.output_skip import OutputSkipKind, build_output_skip
+from uvit_decay.runtime.constants import LEVEL_ROUNDING, LEVELS
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.typed import check_types
 
-Wiring = Literal["official", "decayed"]
 Time = Literal["sit", "dit"]
-LEVELS = 1000  # noise levels of DiT
-ROUNDING = 1e-3  # tolerance of LEVELS t, since float32 does not represent n / LEVELS exactly
 
 
 @check_types
@@ -194,9 +192,10 @@ class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         """Return the prediction; with `layers` also the token states of these layers, see `HasIntermediates`.
 
         Raises:
-            UserError: an argument of another shape or dtype; at the first call also times or labels out of range.
+            UserError: images of another shape, or at the first call times outside of [0, 1].
         """
-        check_inputs(self, x, t, y, self.x_embedder.proj.weight)
+        check_images(self, x)
+        check_times(self, t)
         time = self.embed_time(t)
         c = self._condition(time, y)
         tokens, states = last_and_kept(self._states(x, c, time), layers)
@@ -212,7 +211,8 @@ class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         self, x: Float[Tensor, "b c h w"], t: Float[Tensor, " b"], y: Int[Tensor, " b"] | None = None
     ) -> Iterator[Tokens]:
         """Yield the token states after the embeddings and after every block (`layers`); y = None is the null label."""
-        check_inputs(self, x, t, y, self.x_embedder.proj.weight)
+        check_images(self, x)
+        check_times(self, t)
         time = self.embed_time(t)
         return self._states(x, self._condition(time, y), time)
 
@@ -240,7 +240,7 @@ def _level(t: Float[Tensor, " b"]) -> Float[Tensor, " b"]:
     """Return DiT's time LEVELS t - 1; if t is a level's time up to rounding, exactly the number of the level."""
     level = LEVELS * t.float() - 1
     nearest = level.round()
-    return torch.where((level - nearest).abs() < ROUNDING, nearest, level)
+    return torch.where((level - nearest).abs() < LEVEL_ROUNDING, nearest, level)
 
 
 def _check_wiring(wiring: str, skip: str, skip_zero_init: bool, depth: int) -> None:

@@ -23,7 +23,7 @@ from uvit_decay.nn.arguments import check_sizes, collect_arguments
 from uvit_decay.nn.base import DataLayers, DecayedNet
 from uvit_decay.nn.block import Block, NormType, Tokens, build_norm, init_linears
 from uvit_decay.nn.embed import PatchEmbed, timestep_embedding, unpatchify, without_autocast
-from uvit_decay.nn.inputs import check_inputs
+from uvit_decay.nn.inputs import check_images, check_times
 from uvit_decay.nn.intermediates import block_layers, last_and_kept
 from uvit_decay.nn.long_skips import SkipScale, plan_mirrored_skips
 from uvit_decay.nn.output_skip import OutputSkipKind, build_output_skip
@@ -163,9 +163,10 @@ class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         """Return the prediction; with `layers` also the token states of these layers, see `HasIntermediates`.
 
         Raises:
-            UserError: an argument of another shape or dtype; at the first call also times or labels out of range.
+            UserError: images of another shape, or at the first call times outside of [0, 1].
         """
-        check_inputs(self, x, t, y, self.patch_embed.proj.weight)
+        check_images(self, x)
+        check_times(self, t)
         time = self.embed_time(t)
         tokens, states = last_and_kept(self._states(x, time, y), layers)
         with without_autocast(tokens):
@@ -179,7 +180,8 @@ class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         self, x: Float[Tensor, "b c h w"], t: Float[Tensor, " b"], y: Int[Tensor, " b"] | None = None
     ) -> Iterator[Tokens]:
         """Yield the token states after the embeddings and after every block (`layers`); y = None is the null label."""
-        check_inputs(self, x, t, y, self.patch_embed.proj.weight)
+        check_images(self, x)
+        check_times(self, t)
         return self._states(x, self.embed_time(t), y)
 
     def _states(self, x: Tensor, time: Float[Tensor, "b d"], y: Tensor | None) -> Iterator[Tokens]:

@@ -91,12 +91,8 @@ class Encoder(DecayedNet):
         return self.run_blocks(self.embed(x), [*self.blocks], 0)
 
     def embed(self, x: Float[Tensor, "b c h w"]) -> Tokens:
-        """Return the embedded tokens [class, patches] with their positions.
-
-        Raises:
-            UserError: images of another shape or dtype.
-        """
-        check_images(self, x, self.patch_embed.proj.weight)
+        """Return the embedded tokens [class, patches] with their positions."""
+        check_images(self, x)
         patches = self.patch_embed(self.scale.normalise(x)) + self.pos_embed[:, 1:]
         class_token = self.cls_token + self.pos_embed[:, :1]
         return torch.cat([class_token.expand(len(x), -1, -1), patches], dim=1)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from uvit_decay.generation.options import LARGEST_GRID, Count, LoadingOptions, Seed
+from uvit_decay.runtime.constants import Pool
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.typed import Bounds, Within, check_types
 
@@ -18,7 +19,6 @@ NOISE_DRAWS = 4  # draws of each image for it
 CLASSIFYING = ("pool", "max_train", "max_test", "neighbours", "uniform", "draws", "epochs")  # options of classifiers
 TIMM = "timm:"  # timm:NAME, with pretrained weights, or timm:NAME=FILE, with the weights of a file
 Most = Annotated[int, Bounds(1, 2**31)]
-Pool = Literal["mean", "all", "cls"]
 
 
 @dataclass(frozen=True, kw_only=True)
