@@ -224,7 +224,7 @@ def test_figures_are_drawn_from_the_tables_of_the_results(tmp_path, monkeypatch)
     drawn = {path.name: Image.open(path) for path in tmp_path.iterdir()}
     assert {name: image.size for name, image in drawn.items()} == {
         name: Image.open(ROOT / "docs" / name).size
-        for name in ("small_sit.png", "mae_rate.png", "resnet_depth.png", "digits_compare.png")
+        for name in ("mae_rate.png", "resnet_depth.png", "digits_compare.png")
     }
     assert all(image.getpixel((0, 0))[3] == 0 for image in drawn.values())  # a transparent background
 

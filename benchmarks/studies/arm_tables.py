@@ -15,8 +15,8 @@ from statistics import fmean, stdev
 
 import torch
 
-from benchmarks.studies.small_sit import mean_loss, read_scores
 from benchmarks.table import find_processor
+from uvit_decay.runs import history
 
 TABLES = Path(__file__).parent
 ACCURACY = "arms.csv"
@@ -145,6 +145,25 @@ def add_rows(tables: Path, run: Path, arm: str, seed: int, steps: int) -> None:
         for time, values in read_scores(path, score).items():
             rows.append([*about, *further, time, *(f"{value:.4f}" for value in values)])
         append(tables, table, rows)
+
+
+def read_scores(probes: Path, score: str) -> dict[str, list[float]]:
+    """Return a score of a probe's table by noise level, in the order of the layers."""
+    found: dict[str, list[float]] = {}
+    with probes.open() as file:
+        for row in csv.DictReader(file):
+            found.setdefault(f"{float(row['t']):g}", []).append(float(row[score]))
+    return found
+
+
+def mean_loss(run: Path, steps: int) -> float:
+    """Return the mean training loss of the last 300 of these steps, over all parts of a resumed run."""
+    found = {}
+    for log in run.parent.glob("version_*/metrics.csv"):
+        for step, row in history.read_rows(log):
+            if "train/loss" in row:
+                found[step] = float(row["train/loss"])
+    return fmean(value for step, value in found.items() if steps - 300 <= step < steps)
 
 
 def append(tables: Path, table: str, rows: Sequence[Sequence[object]]) -> None:

@@ -1,4 +1,4 @@
-"""Draw figures of docs/results.md from the tables of docs/results_tables.md: small_sit.png, mae_rate.png and others.
+"""Draw figures of docs/results.md from the tables of docs/results_tables.md: mae_rate.png and others.
 
 python -m benchmarks.studies.page_figures [--page docs/results_tables.md] [--out docs]
 """
@@ -13,14 +13,6 @@ from matplotlib.figure import Figure
 
 from benchmarks.studies.mae_rate import STYLE
 from benchmarks.studies.page_tables import Row, merge_by_arm, parse_cell, read_tables
-
-SIT = "## A small SiT with skips"
-TIMES = ("0.1", "0.3")
-SIT_ARMS = {  # columns of its tables
-    "0.8": ("alpha_min 0.8", "#D55E00", "s"),
-    "1.0": ("plain", "#0072B2", "o"),
-    "1.0, skips of 0.8": ("plain, skips of 0.8", "#009E73", "v"),
-}
 
 MAE = "### The learning rate is part of the comparison"
 BLOCKS = (8, 10, 12)
@@ -59,23 +51,6 @@ def draw_curve(axes: Axes, places: Sequence[float], cells: Sequence[str], **look
     means = [mean for mean, _ in numbers]
     deviations = [deviation for _, deviation in numbers]
     axes.errorbar(places, means, deviations, capsize=3, **look)
-
-
-def draw_sit(page: Path, out: Path) -> None:
-    """Save the figure of the small SiT: linear probes by block, a panel for each noise level."""
-    rows = read_tables(page, SIT)
-    figure = Figure(figsize=(7.2, 3.2), layout="constrained")
-    panels = figure.subplots(1, len(TIMES))
-    for axes, time in zip(panels, TIMES, strict=True):
-        title = f"block, t = {time}"
-        chosen = [row for row in rows if title in row]
-        blocks = [int(row[title]) for row in chosen]
-        for arm, (label, colour, marker) in SIT_ARMS.items():
-            axes.plot(blocks, [float(row[arm]) for row in chosen], label=label, color=colour, marker=marker)
-        axes.set(title=f"linear probe, t = {time}", xlabel="block", xticks=blocks)
-        axes.grid(alpha=0.25)
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(SIT_ARMS))
-    figure.savefig(out)
 
 
 def draw_blocks(axes: Axes, arms: dict[str, Row]) -> None:
@@ -155,7 +130,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs"), help="folder of the figures")
     options = parser.parse_args()
     with matplotlib.rc_context(fname=STYLE):
-        draw_sit(options.page, options.out / "small_sit.png")
         draw_mae(options.page, options.out / "mae_rate.png")
         draw_resnets(options.page, options.out / "resnet_depth.png")
         draw_digits(options.page, options.out / "digits_compare.png")

@@ -92,9 +92,7 @@ def print_target(tables: Path, steps: int) -> None:
     print_controls(read_statistics(tables, ACCURACY, steps, OTHER_TIME), f"part of the decay, t = {OTHER_TIME}")
     print_controls(read_best(tables, steps), "part of the decay, best block")
     print_controls(read_statistics(tables, NOISE_SHARE, steps), "part of the decay, noise share")
-    others = leave_out(accuracies, CHOSEN_ON)
-    print_gains(others, f"without seed {CHOSEN_ON}, gain in accuracy")
-    print_controls(others, f"part of the decay, without seed {CHOSEN_ON}")
+    print_controls(leave_out(accuracies, CHOSEN_ON), f"part of the decay, without seed {CHOSEN_ON}")
 
 
 def leave_out(found: ByArm, seed: str) -> dict[str, dict[str, float]]:
@@ -109,7 +107,9 @@ def print_controls(found: ByArm, what: str) -> None:
     """Print the parts of the decay beside the network without it and the whole decay."""
     print(f"\n| {what}, points | against 1.0 | against 0.8 |\n| --- | --- | --- |")
     for arm, name in CONTROLS.items():
-        values = found.get(arm, {})
+        if arm not in found:
+            continue
+        values = found[arm]
         plain = subtract(values, found.get("v_skips", {}))
         decayed = subtract(values, found.get("v_skips_decay", {})) if arm != "v_skips_decay" else {}
         print(f"| {name} | {summarise(plain)} | {summarise(decayed)} |")
