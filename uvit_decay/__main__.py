@@ -7,7 +7,6 @@
     uvit-decay export last.ckpt model.safetensors   convert a training checkpoint to one file, or another layout
     uvit-decay import FILE model.safetensors      convert an official file to this project's format
     uvit-decay encode images latents              encode images to latents of an autoencoder
-    uvit-decay import-latents FOLDER latents      convert latents of fast-DiT, REPA or LightningDiT
     uvit-decay --version
 
 Each command has --help. `python -m uvit_decay` is the same program, for launchers. In a checkout, train.py, sample.py
@@ -28,7 +27,6 @@ COMMANDS = {  # name -> the module in `commands` that runs it
     "export": "convert",
     "import": "convert",
     "encode": "encode",
-    "import-latents": "encode",
 }
 PROGRAMS = ("train", "sample", "evaluate")  # their modules read only the words after the name, others all words
 

@@ -84,7 +84,7 @@ def test_help_imports_no_torch():
     """Except `train.py fit`, whose help shows arguments of classes, and `generation`, with its table of metrics."""
     code = """
 import runpy, sys
-HELPS = ["train", "sample", "evaluate", "export", "import", "encode", "import-latents"]
+HELPS = ["train", "sample", "evaluate", "export", "import", "encode"]
 HELPS += [f"evaluate {name}" for name in "generation statistics probe classify reconstruct compare".split()]
 for words in HELPS:
     sys.argv = ["uvit_decay", *words.split(), "--help"]

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 from conftest import Losses, save_tiny_vae, tiny_trainer
-from latent_files import COUNT, copy_set, encode, open_set, without_checksums
+from latent_files import COUNT, copy_set, encode, open_set
 from refusals import raises_user_error
 from runs import latent_task
 
@@ -112,13 +112,6 @@ def test_labels_of_other_latents_are_refused(encoded, tmp_path):
     write_labels(folder, 1 - open_set(encoded).labels)  # eleven of each class, too
     with raises_user_error("shard-00000", "labels.safetensors"):
         read_all(folder)
-
-
-def test_folders_from_before_there_were_checksums_are_read(encoded, image_dir, vae, tmp_path):
-    folder, wanted = without_checksums(copy_set(encoded, tmp_path)), read_all(encoded)
-    assert all(map(torch.equal, read_all(folder), wanted))
-    encode(image_dir, folder, vae)
-    assert all(map(torch.equal, read_all(folder), wanted))
 
 
 def edit(folder, checksum=None, **values):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import save_tiny_vae
 from image_noise import turn
-from latent_files import COUNT, SIZE, copy_set, encode, open_set, without_checksums
+from latent_files import COUNT, SIZE, copy_set, encode, open_set
 from PIL import Image
 from refusals import find_line, raises_user_error
 from safetensors.torch import save
@@ -256,8 +256,8 @@ def flip(path, name):
         lambda tensors, metadata: metadata.update(sums=metadata["sums"].replace("0.", "NaN, 0.", 1)),
     ],
 )
-def test_a_wrong_shard_without_checksums_is_made_anew(encoded, image_dir, vae, tmp_path, damage, capsys):
-    folder = without_checksums(copy_set(encoded, tmp_path))
+def test_a_wrong_shard_is_made_anew(encoded, image_dir, vae, tmp_path, damage, capsys):
+    folder = copy_set(encoded, tmp_path)
     path = folder / "shard-00001-of-00006.safetensors"
     metadata, tensors = load_tensors(path)
     tensors = {name: tensor.clone() for name, tensor in tensors.items()}

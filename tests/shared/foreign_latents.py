@@ -7,7 +7,6 @@ dataset.py of sihyun-yu/REPA, and extract_features.py and datasets/img_latent_da
 import io
 import json
 import os
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -41,8 +40,8 @@ def load_fast_dit(folder: Path):
     return torch.from_numpy(np.stack(x)).squeeze(1), torch.from_numpy(np.stack(y)).squeeze(1)
 
 
-def write_repa(folder: Path, labelled: bool = True, archive: bool = False) -> Path:
-    """`encode` of dataset_tools.py, whose labels are the numbers of classes, or null; --dest may be a zip."""
+def write_repa(folder: Path) -> Path:
+    """`encode` of dataset_tools.py, whose labels are the numbers of classes."""
     contents, labels = {}, []
     for step in range(COUNT):
         mean_std = torch.cat([draw(4, 8, 8, seed=step), draw(4, 8, 8, seed=step + 100).abs() * 0.1 + 1e-3])
@@ -51,13 +50,7 @@ def write_repa(folder: Path, labelled: bool = True, archive: bool = False) -> Pa
         np.save(file, mean_std)
         contents[name] = file.getvalue()
         labels.append([name, step % 5])
-    contents["dataset.json"] = json.dumps({"labels": labels if labelled else None}).encode()
-    folder.mkdir(parents=True)
-    if archive:
-        with zipfile.ZipFile(folder / "vae-sd.zip", "w", zipfile.ZIP_STORED) as file:
-            for name, content in contents.items():
-                file.writestr(name, content)
-        return folder
+    contents["dataset.json"] = json.dumps({"labels": labels}).encode()
     for name, content in contents.items():
         (folder / "vae-sd" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "vae-sd" / name).write_bytes(content)

@@ -1,15 +1,11 @@
 """The latents of 22 small images; conftest.py has the fixtures."""
 
-import json
 import shutil
-
-from safetensors.torch import save
 
 from uvit_decay.commands.encode import COMMANDS
 from uvit_decay.data.latents import manifest as manifests
 from uvit_decay.data.latents.shards import LatentSet
 from uvit_decay.runtime.command_line import parse
-from uvit_decay.runtime.tensor_files import load_tensors
 
 SIZE, COUNT = 32, 22  # pixels: 4 x 4 latent cells; 22 images in shards of 4 are 6 shards, the last one half full
 FLAGS = ["--image-size", str(SIZE), "--shard-size", "4", "--batch-size", "3", "--workers", "0"]
@@ -27,16 +23,3 @@ def open_set(folder, **options):
 def copy_set(folder, target):
     """Copy the latents to a folder that the test may damage."""
     return shutil.copytree(folder, target, dirs_exist_ok=True)
-
-
-def without_checksums(folder):
-    """Remove the checksums from a folder, as earlier versions wrote it."""
-    for path in folder.glob("*.safetensors"):
-        metadata, tensors = load_tensors(path)
-        sums = {"sums": metadata["sums"]} if "sums" in metadata else None
-        content = save({name: tensors[name].clone() for name in ("labels", "moments") if name in tensors}, sums)
-        path.write_bytes(content)
-    values = json.loads((folder / "manifest.json").read_text())
-    del values["crc32"]
-    (folder / "manifest.json").write_text(json.dumps(values, indent=1))
-    return folder

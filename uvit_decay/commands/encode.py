@@ -1,7 +1,5 @@
 """Latents of images: uvit-decay encode <images> <folder> [--image-size 256] ...
 
-Latents that fast-DiT, REPA or LightningDiT wrote: uvit-decay import-latents <their folder> <folder>
-
 On several GPUs: torchrun --nproc_per_node 8 -m -- uvit_decay encode ...
 """
 
@@ -16,14 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from uvit_decay.generation.options import Count
 from uvit_decay.runtime.command_line import run
-from uvit_decay.runtime.errors import check_numbers
-from uvit_decay.runtime.files import quote_path
 from uvit_decay.runtime.program import PROGRAM
-from uvit_decay.runtime.progress import track
 from uvit_decay.runtime.typed import Bounds
 
 if TYPE_CHECKING:
-    from uvit_decay.data.latents.manifest import Manifest
     from uvit_decay.data.listing import Listing
 
 SHARES = timedelta(days=1)  # how long a process waits until the slowest one has encoded its share of the shards
@@ -112,59 +106,7 @@ def _list_source(
     return listing
 
 
-def import_latents(
-    source: Path,
-    target: Path,
-    *,
-    vae: str | None = None,
-    scale: float | None = None,
-    image_size: Annotated[int | None, Bounds(1, 2**16)] = None,
-    classes: str | None = None,
-    dtype: Literal["float32", "float16", "bfloat16"] = "float32",
-    shard_size: Count = 1024,
-) -> None:
-    """Convert latents of fast-DiT, REPA or LightningDiT, which are recognised by their files, for training.
-
-    After an interruption, run the same command again to continue.
-
-    Args:
-        source: the folder that holds imagenet256_features and imagenet256_labels (fast-DiT); vae-sd with dataset.json
-            (REPA); or latents_rank*_shard*.safetensors with latents_stats.pt (LightningDiT).
-        target: new folder for the latents.
-        vae: autoencoder that encoded them, hub id or folder; default: the project's.
-        scale: factor that normalises the latents; default: 0.18215, for LightningDiT the statistics of each channel.
-        image_size: pixels of the encoded images; default: from the files.
-        classes: class list that names the labels, such as imagenet-1k, or text file with the name of label k in line
-            k + 1; default: numbers.
-        dtype: of what is stored; float16 halves the files.
-        shard_size: images in a file.
-    """
-    from uvit_decay.data.latents.convert import convert, describe
-    from uvit_decay.data.latents.foreign import open_foreign
-
-    check_numbers("(0, inf)", scale=1.0 if scale is None else scale)
-    with track():
-        latents = open_foreign(source)
-        manifest = describe(source, latents, vae, scale, image_size, classes, dtype, shard_size)
-        done = convert(latents, manifest, target)
-    print(f"{target}: {done.count} images of {latents.writer}, {len(done.class_names)} classes, {_describe(done)}")
-    flip = "" if done.mirrored else " --data.flip false"
-    print(f"train on them with --data Latents --data.path {quote_path(target)}{flip}")
-
-
-def _describe(manifest: Manifest) -> str:
-    """Return the shape, the normalisation and the contents of latents in words."""
-    space = manifest.latents
-    shape = f"{space.channels}x{manifest.size}x{manifest.size} of {manifest.image_size} pixels"
-    factor = f"scale {space.scale:g}"
-    if space.channel_std is not None:
-        factor += " and the mean and std of each channel"
-    kind = "mean and variance" if manifest.posterior else "one sample each"
-    mirror = "with mirror images" if manifest.mirrored else "no mirror images"
-    return f"{shape}, {factor}, {kind}, {mirror}; previews show false colours"
-
-
-COMMANDS = {"encode": encode_images, "import-latents": import_latents}
+COMMANDS = {"encode": encode_images}
 
 
 def main(words: Sequence[str]) -> None:

@@ -130,18 +130,15 @@ class LatentSpace:
         return mean, std
 
     def mean(self, moments: Tensor) -> Tensor:
-        """Return the normalised posterior mean, float32 (b, c, h, w), for moments (b, 2c, h, w) or (b, c, h, w)."""
+        """Return the normalised posterior mean, float32 (b, c, h, w), for moments (b, 2c, h, w)."""
         mean = moments[:, : self.channels].float()
         return self.normalise(mean)
 
     def sample(self, moments: Tensor, noise: Tensor) -> Tensor:
         """Return a normalised sample of the posterior N(mean, exp(log-variance)), float32 (b, c, h, w).
 
-        `moments` (b, 2c, h, w) are mean and log-variance, `noise` is float32 (b, c, h, w), standard normal. Moments
-        (b, c, h, w) are samples already, and are returned normalised.
+        `moments` (b, 2c, h, w) are mean and log-variance, `noise` is float32 (b, c, h, w), standard normal.
         """
-        if moments.shape[1] == self.channels:
-            return self.mean(moments)
         mean, log_variance = moments.float().chunk(2, dim=1)
         deviation = torch.exp(0.5 * log_variance)
         return self.normalise(torch.addcmul(mean, deviation, noise))

@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
 from uvit_decay.data.classes import class_hash
-from uvit_decay.data.latents.foreign import find_writer
 from uvit_decay.images.autoencoder import PER_CHANNEL, LatentSpace
 from uvit_decay.images.io import to_float
 from uvit_decay.runtime.errors import UserError
@@ -29,7 +28,7 @@ NAME = "manifest.json"
 VERSION = 1
 CHECKSUM = "crc32"  # of all fields, stored beside them
 MOST_SHARDS = 1_000_000
-COLOUR_RANGE = 2.5  # standard deviations from grey to full colour
+FORMER = ("mirrored", "posterior")  # fields that were True in all latents of `encode`
 
 
 class ShardPlan(NamedTuple):
@@ -52,14 +51,12 @@ class Manifest:
         classes: number of images of each class, by name, sorted; empty for images without classes.
         class_list: name of the class list that selected the images; null if all folders were taken.
         class_hash: sha256 of the class names.
-        dtype: dtype of the stored moments; float32 only for latents of other projects.
+        dtype: dtype of the stored moments.
         precision: dtype of the autoencoder's computation.
         batch_size: images per call of the autoencoder.
         shard_size: images per shard; the last shard holds the rest.
         statistics: null until all images are encoded.
         version: version of this layout.
-        mirrored: whether the mirror image of each image was encoded, too.
-        posterior: whether the moments have a log-variance; otherwise they are samples or means alone.
     """
 
     latents: LatentSpace
@@ -70,14 +67,12 @@ class Manifest:
     classes: dict[str, int]
     class_list: str | None
     class_hash: str
-    dtype: Literal["float16", "bfloat16", "float32"]
+    dtype: Literal["float16", "bfloat16"]
     precision: Literal["float32", "bfloat16"]
     batch_size: int
     shard_size: int
     statistics: Statistics | None = None
     version: int = VERSION
-    mirrored: bool = True
-    posterior: bool = True
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -91,12 +86,8 @@ class Manifest:
 
     @property
     def row(self) -> tuple[int, int, int, int]:
-        """Shape of the moments of one image and its mirror image: (2, 2c, h, w).
-
-        The first 2 is 1 without mirror images, the second 2 is 1 without log-variances.
-        """
-        channels = (1 + self.posterior) * self.latents.channels
-        return 1 + self.mirrored, channels, self.size, self.size
+        """Shape of the moments of one image and its mirror image: (2, 2c, h, w)."""
+        return 2, 2 * self.latents.channels, self.size, self.size
 
     @property
     def row_bytes(self) -> int:
@@ -154,12 +145,10 @@ def _settings(manifest: Manifest) -> Iterator[tuple[str, object]]:
     for name, value in asdict(manifest.latents).items():
         if name in ("vae", "rgb"):  # sha256 identifies the weights, wherever they are stored
             continue
-        if name in PER_CHANNEL and value is None:  # these fields are newer than the first shards
+        if name in PER_CHANNEL and value is None:  # the fingerprints in shards are made without them
             continue
         yield name, value
     for field in fields(manifest):
-        if field.name in ("mirrored", "posterior") and getattr(manifest, field.name):  # newer, too
-            continue
         if field.name not in ("latents", "source", "class_list", "statistics"):  # class_hash identifies the classes
             yield field.name, getattr(manifest, field.name)
 
@@ -175,6 +164,8 @@ def read(folder: Path, whole: bool = True) -> Manifest:
         raise UserError(f"{path} has layout version {version}, this program reads {VERSION}; encode the images again")
     if CHECKSUM in values and values.pop(CHECKSUM) != _crc32(values):
         raise UserError(f"{path} is damaged: its {CHECKSUM} differs; only if you edited it, remove this field")
+    if not all(values.pop(name, True) for name in FORMER):
+        raise UserError(f"{path} is of latents of another project: convert them again with examples/import_latents.py")
     manifest = as_type(Manifest, values, str(path))
     if not 0 < manifest.count <= MOST_SHARDS * manifest.shard_size:
         raise UserError(f"{path} is damaged: its count and shard_size do not agree; encode the images again")
@@ -187,11 +178,7 @@ def read(folder: Path, whole: bool = True) -> Manifest:
 
 
 def _how_to_make(folder: Path) -> str:
-    """Return the command that makes latents: of the images, or of another project's latents in `folder`."""
-    writer = find_writer(folder)
-    if writer is not None:
-        command = f"uvit-decay import-latents {quote_path(folder)} <new folder>"
-        return f"it has latents of {writer}: run {command}, and give the new folder"
+    """Return the command that makes latents."""
     if folder.is_dir() and any(folder.iterdir()):
         return "it has other files; run uvit-decay encode <images> <new folder>, and give the new folder"
     return f"run uvit-decay encode <images> {quote_path(folder)}"
@@ -227,10 +214,7 @@ class Sums:
         }
 
     def update(self, moments: Tensor, images: Tensor | None = None) -> None:
-        """Add a batch: moments (b, 2c, h, w) without the mirror images, and uint8 images (b, 3, H, W), if known.
-
-        Moments (b, c, h, w) have no variance.
-        """
+        """Add a batch: moments (b, 2c, h, w) without the mirror images, and uint8 images (b, 3, H, W), if known."""
         x = rearrange(self.space.mean(moments).double(), "b c h w -> (b h w) c")
         x = torch.cat([x, x.new_ones(len(x), 1)], dim=1)
         self.totals["gram"] += x.T @ x
@@ -238,9 +222,8 @@ class Sums:
             cells = avg_pool2d(to_float(images), self.space.factor).double()
             self.totals["cross"] += x.T @ rearrange(cells, "b c h w -> (b h w) c")
         log_variance = moments[:, self.space.channels :].double()
-        if log_variance.numel():
-            variance = log_variance.exp().sum(dim=(0, 2, 3))
-            self.totals["variance"] += self.space.scales**2 * variance
+        variance = log_variance.exp().sum(dim=(0, 2, 3))
+        self.totals["variance"] += self.space.scales**2 * variance
 
     def to_json(self) -> str:
         """Return the sums as text."""
@@ -270,27 +253,6 @@ def statistics(shards: Sequence[Sums]) -> tuple[Statistics, list[list[float]]]:
     std = spread.clamp(min=0).sqrt()  # rounding can make the variance of a constant channel negative
     rgb = torch.linalg.pinv(gram, hermitian=True) @ cross
     return Statistics(tuple(mean.tolist()), tuple(std.tolist())), rgb.tolist()
-
-
-def false_colours(shards: Sequence[Sums]) -> list[list[float]]:
-    """Return a linear map from (x, 1) to RGB for latents without images: their three principal components.
-
-    A component is a channel of the colour; COLOUR_RANGE standard deviations to either side of its mean are -1 and 1.
-    """
-    gram = _add(shards, "gram")
-    channels = len(gram) - 1
-    cells = gram[channels, channels]
-    mean = gram[channels, :channels] / cells
-    covariance = gram[:channels, :channels] / cells - torch.outer(mean, mean)
-    variances, vectors = torch.linalg.eigh(covariance)
-    used = min(channels, 3)
-    vectors = vectors.flip(1)[:, :used]  # the largest variance first
-    signs = torch.where(vectors.sum(0) < 0, -1.0, 1.0)  # eigenvectors have no sign of their own
-    scale = COLOUR_RANGE * variances.flip(0)[:used].clamp(min=1e-12).sqrt()
-    rgb = torch.zeros(channels + 1, 3, dtype=torch.float64)
-    rgb[:channels, :used] = vectors * signs / scale
-    rgb[channels] = -mean @ rgb[:channels]
-    return rgb.tolist()
 
 
 def _add(shards: Sequence[Sums], name: str) -> Tensor:

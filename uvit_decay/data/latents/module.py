@@ -19,7 +19,7 @@ from uvit_decay.runtime.typed import check_types
 
 @check_types
 class Latents(ImageData):
-    """Latents from `uvit-decay encode` or `import-latents`; every batch gets new samples of the posterior.
+    """Latents from `uvit-decay encode`; every batch gets new samples of the posterior.
 
     Args:
         path: folder of the training latents.
@@ -28,7 +28,7 @@ class Latents(ImageData):
             any classes.
         batch_size: global batch size, over all devices.
         device_batch_size: most latents per forward pass on a device, see `ImageData`.
-        flip: use the latents of the mirror image half of the time; latents of other projects may have none.
+        flip: use the latents of the mirror image half of the time.
         num_workers: reader processes per device.
         seed: random seed of the order, the mirror images and the posterior samples.
         verify: compare all data that are read with their checksums.
@@ -66,8 +66,6 @@ class Latents(ImageData):
         """Read the manifests and open the sets."""
         manifest = read(self.path)
         self._check_classes(manifest)
-        if self.flip and not manifest.mirrored:
-            raise UserError(f"{self.path} has no latents of mirror images: set --data.flip false")
         self.latents = manifest.latents
         self.image_size = manifest.size
         self.channels = manifest.latents.channels

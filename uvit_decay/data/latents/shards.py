@@ -1,15 +1,13 @@
 """Shards: safetensors files of moments and labels, written atomically, memory-mapped and read row by row.
 
 A shard contains these tensors:
-- `moments` (n, 2, 2c, h, w): mean and log-variance of each image [i, 0] and of its mirror image [i, 1]; latents of
-  other projects may lack mirror images, (n, 1, 2c, h, w), or log-variances, (n, 2, c, h, w);
+- `moments` (n, 2, 2c, h, w): mean and log-variance of each image [i, 0] and of its mirror image [i, 1];
 - `labels`, int64 (n,);
-- `rows`, int64 (n, 2) or (n, 1): CRC-32s of the bytes of the moments;
+- `rows`, int64 (n, 2): CRC-32s of the bytes of the moments;
 - `pixels`, int64 (n,): CRC-32s of the encoded images, if they are known.
 
 Its header contains the sums over its images as JSON, its number and the fingerprint of its manifest.
-labels.safetensors contains the labels of all shards, so that shards are read only when needed. Shards without checksums
-are accepted.
+labels.safetensors contains the labels of all shards, so that shards are read only when needed.
 """
 
 from __future__ import annotations
@@ -79,7 +77,7 @@ def _open(
     path = folder / plan.name
     metadata, tensors = load_tensors(path, verify)
     owner = _owner(manifest, number)
-    if metadata.get(OWNER, owner) != owner:
+    if metadata.get(OWNER) != owner:
         raise UserError(
             f"{path} is a shard of other latents, or another shard of these latents: copy the folder again, or encode "
             "the images into a new folder"
@@ -89,9 +87,9 @@ def _open(
         "moments": (getattr(torch, manifest.dtype), (count, *manifest.row)),
         "labels": (torch.int64, (count,)),
         "pixels": (torch.int64, (count,)),
-        "rows": (torch.int64, (count, manifest.row[0])),
+        "rows": (torch.int64, (count, 2)),
     }
-    for key in {"moments", "labels"} | tensors.keys():  # earlier shards lack the others
+    for key in expected.keys() - {"pixels"} | tensors.keys():
         actual = None
         if key in tensors:
             actual = (tensors[key].dtype, tuple(tensors[key].shape))
@@ -136,10 +134,7 @@ def _parse_sums(path: Path, manifest: Manifest, metadata: dict[str, str]) -> Sum
 
 
 class _MappedShard(NamedTuple):
-    """Moments of a shard as memory-mapped bytes (n, 2, bytes of a row), and their checksums (n, 2), if any.
-
-    Without mirror images, the 2 is 1.
-    """
+    """Moments of a shard as memory-mapped bytes (n, 2, bytes of a row), and their checksums (n, 2), if wanted."""
 
     moments: np.ndarray
     checksums: np.ndarray | None
@@ -147,8 +142,6 @@ class _MappedShard(NamedTuple):
 
 class LatentSet(ImageSet):
     """The moments in a folder of latents: stored dtype, (b, 2c, h, w), and int64 labels (b,); read on demand.
-
-    Without log-variances the moments are (b, c, h, w).
 
     Args:
         folder: the folder of latents.
@@ -193,7 +186,7 @@ class LatentSet(ImageSet):
         if not torch.equal(tensors["labels"], self.labels[images.start : images.stop]):
             raise UserError(f"{self.folder / name} and {LABELS} disagree on the labels; encode the images again")
         checksums = None
-        if self.verify and "rows" in tensors:
+        if self.verify:
             checksums = tensors["rows"].numpy()
         moments = tensors["moments"].view(torch.uint8).flatten(2)
         return _MappedShard(moments.numpy(), checksums)
