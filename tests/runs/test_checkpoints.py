@@ -175,7 +175,8 @@ def rank_of_two(folder, rank):
             found, task = find_newest("auto", {}, (), trainer.loggers, place, Checkpoints()), tiny_task()
             task.start = found and Start(found, 4)
             trainer.fit(task, Digits(32), ckpt_path=found)
-            said.append(f"{trainer.ckpt_path.name} to {trainer.global_step}, best at {best.step}")
+            step = torch.load(best.best_model_path, weights_only=True)["global_step"]
+            said.append(f"{trainer.ckpt_path.name} to {trainer.global_step}, best at {step}")
         except UserError as error:
             said.append(str(error))
     return said

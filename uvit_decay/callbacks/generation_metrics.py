@@ -227,7 +227,7 @@ class GenerationMetrics(PeriodicSampling):
             options,
         )
 
-    def evaluate(self, trainer: Trainer, task: DiffusionTask) -> None:
+    def evaluate(self, trainer: Trainer, task: DiffusionTask) -> dict[str, float] | None:
         if not self._is_ready:
             self.prepare_once(trainer, task)
         sampling = self.sampling_for(task)
@@ -238,9 +238,11 @@ class GenerationMetrics(PeriodicSampling):
         with evaluation_weights(trainer, task) as weights, TemporaryDirectory() as folder:
             comparison = self._comparison(task, sampling, weights, decode)
             store, reference = comparison.extract(Path(folder) / "samples", processes)
-            if processes.is_main:
-                values = comparison.measure(store, reference)
-                self._report(trainer, values, comparison, store.nfe)
+            if not processes.is_main:
+                return None
+            values = comparison.measure(store, reference)
+            self._report(trainer, values, comparison, store.nfe)
+            return values
 
     def _report(self, trainer: Trainer, values: dict[str, float], comparison: Comparison, nfe: float) -> None:
         """Save, log and print the values; only rank 0 may call this."""

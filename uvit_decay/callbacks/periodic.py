@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from PIL import Image
@@ -57,8 +58,12 @@ class Periodic(Callback):
         self.left_out: str | None = None  # why nothing is evaluated in this run
 
     @abstractmethod
-    def evaluate(self, trainer: Trainer, task: Task) -> None:
-        """Evaluate the network and write the results; called on all ranks."""
+    def evaluate(self, trainer: Trainer, task: Task) -> Mapping[str, float] | None:
+        """Evaluate the network and write the results; called on all ranks.
+
+        Returns:
+            On rank 0, the values that are recorded in `history_file`, by name; otherwise None.
+        """
 
     @abstractmethod
     def evaluations(self, trainer: Trainer, task: Task) -> int:
@@ -199,8 +204,11 @@ class Periodic(Callback):
             return
         self.folder = run_folder(trainer)
         with at_signals(trainer, leave=True), self._shown(trainer, f" at step {trainer.global_step}"):
-            self.evaluate(trainer, task)
+            values = self.evaluate(trainer, task)
         self.evaluated = trainer.global_step
+        if self.history_file:  # all ranks get the values: callbacks such as BestCheckpoint must decide the same
+            for name, value in (trainer.strategy.broadcast(values) or {}).items():
+                trainer.callback_metrics[name] = torch.tensor(float(value))
 
 
 def record(

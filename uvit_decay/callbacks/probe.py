@@ -127,7 +127,7 @@ class LinearProbes(Periodic):
         images = sum(map(len, choose_images(self.probing, data))) + noisy
         return images * len(self.probing.levels(task.path is None))
 
-    def evaluate(self, trainer: Trainer, task: Task) -> None:
+    def evaluate(self, trainer: Trainer, task: Task) -> dict[str, float] | None:
         """Probe on all ranks: each rank computes its share of the noise levels and sends only scores to rank 0."""
         precision = self.precision(task)
         with evaluation_weights(trainer, task) as weights:
@@ -136,11 +136,14 @@ class LinearProbes(Periodic):
             noise = None
             if self.probing.noise_draws:
                 noise = measure_noise_share(task.net, task.path, data, self.probing, task.device, precision, processes)
-        if grid is not None:
-            self._report(trainer, task, grid, noise, weights)
+        if grid is None:
+            return None
+        return self._report(trainer, task, grid, noise, weights)
 
-    def _report(self, trainer: Trainer, task: Task, grid: Grid, noise: NoiseTable | None, weights: str) -> None:
-        """Save and log the results; only rank 0 may call this."""
+    def _report(
+        self, trainer: Trainer, task: Task, grid: Grid, noise: NoiseTable | None, weights: str
+    ) -> dict[str, float]:
+        """Save and log the results, and return the recorded values; only rank 0 may call this."""
         best = grid.summary()
         number = self._find_tracked_layer(task)
         layer = grid.layers[number].name
@@ -172,3 +175,4 @@ class LinearProbes(Periodic):
             f"test accuracy {best['test_accuracy']:.3f}, nearest neighbours {best['knn_accuracy']:.3f}; "
             f"{layer}: {', '.join(shown)}"
         )
+        return values
