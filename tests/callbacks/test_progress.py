@@ -192,8 +192,9 @@ class Slow(Periodic):
 
     def evaluate(self, trainer, task) -> None:
         with track("images", 5, "image") as work:
-            work.update(3)
-            time.sleep(0.5)
+            for _ in range(3):
+                time.sleep(0.15)
+                work.update()
 
     def evaluations(self, trainer, task) -> int:
         return 5
@@ -203,12 +204,12 @@ def test_lines_go_on_while_a_callback_evaluates(tmp_path, capsys):
     fit(tmp_path, Slow(), Progress(line_every=0.1), max_steps=2)
     lines = capsys.readouterr().err.splitlines()
     shown = [line for line in lines if line.startswith("Slow at step 2: images: 3/5 images after ")]
-    assert 2 <= len(shown) <= 5
+    assert len(shown) == 1
     assert not any("|" in line or "\r" in line for line in lines)
 
 
 def test_lines_go_on_during_validation(tmp_path, capsys):
-    slow = LambdaCallback(on_validation_batch_end=lambda *_: time.sleep(0.25))
+    slow = LambdaCallback(on_validation_batch_end=lambda *_: time.sleep(0.15))
     fit(tmp_path, slow, Progress(line_every=0.1), max_steps=2, limit_val_batches=2, val_check_interval=1)
     assert any(line.startswith("validation at step 1: 1/2 batches") for line in capsys.readouterr().err.splitlines())
 

@@ -103,6 +103,7 @@ def test_hyphens_and_underscores_are_one():
     [
         (["--num", "0"], ("--num", 1, 100, 0)),
         (["--seed", "10"], ("--seed", 0, 9, 10)),
+        (["--classes", "-1,2"], "--classes=-1,2"),
         (["--num", "many"], ("-n/--num", "'many'")),
         (["--num", "2.7"], ("-n/--num", "'2.7'")),
         (["--weights", "best"], ("--weights", "'best'")),

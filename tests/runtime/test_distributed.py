@@ -15,6 +15,7 @@ from uvit_decay.commands import sample as sample_command
 from uvit_decay.commands import train
 from uvit_decay.runtime.distributed import (
     Processes,
+    _describe_difference,
     _interface,
     _slurm_nodes,
     batches,
@@ -54,6 +55,13 @@ def test_one_process_works_in_order_and_alone():
     assert (alone.rank, alone.size, alone.is_main) == (0, 1, True)
     assert list(alone.map_ordered("abc", str.upper)) == ["A", "B", "C"]
     assert alone.broadcast("a") == "a"
+
+
+def test_the_setting_that_differs_is_named():
+    values = [{"a": [1], "b": None, "c": 1}, {"a": [1], "b": None, "c": 1}, {"a": [2], "b": "x", "c": 1}]
+    found = list(zip(("one", "two", "three"), values, strict=True))
+    find_line(_describe_difference("settings", found), "settings a", "three (process 2)", "one (process 0)")
+    assert _describe_difference("settings", found[:2]) == ""
 
 
 def test_results_come_before_the_next_job_is_begun():

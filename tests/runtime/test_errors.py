@@ -1,6 +1,8 @@
 """Errors that a user can fix are one line."""
 
 import errno
+from contextlib import redirect_stdout
+from io import StringIO
 from math import inf, nan
 
 import pytest
@@ -77,3 +79,22 @@ def test_a_message_with_a_name_of_a_megabyte_is_short():
     assert len(message) <= LONGEST
     assert message.startswith("no class xxx")
     assert message.endswith("xxx: rename it")
+
+
+def test_long_values_are_cut():
+    for value in ("x" * 3000, f"'{'of words ' * 300}'"):
+        message = str(UserError(f"holdout must be a number, got {value}; give 0.1"))
+        assert len(message) < 600
+        assert message.startswith("holdout must be a number, got ")
+        assert message.endswith("; give 0.1")
+
+
+def test_errors_are_one_line_where_output_is_captured(capsys):
+    """A StringIO, as of a notebook, cannot be reconfigured."""
+    with redirect_stdout(StringIO()) as out:
+        with user_errors():
+            print("done")
+        with pytest.raises(SystemExit), user_errors():
+            raise UserError("no such file")
+    assert out.getvalue() == "done\n"
+    assert capsys.readouterr().err == "error: no such file\n"

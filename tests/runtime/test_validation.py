@@ -32,6 +32,8 @@ def test_values_become_what_they_are():
     assert found == Outer(Inner(1.0), "a", ((1.0, 2.5),), {"x": 3})
     assert type(found.inner.scale) is float
     assert as_type(Outer, {"inner": {"scale": 0.5}, "kind": "b"}, "it") == Outer(Inner(0.5), "b")
+    for value in (1, "a", None):
+        assert as_type(int | str | None, value, "it") == value
 
 
 @pytest.mark.parametrize(

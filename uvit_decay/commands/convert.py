@@ -9,7 +9,6 @@ from uvit_decay.runtime.command_line import parse
 from uvit_decay.runtime.errors import UserError, user_errors
 from uvit_decay.runtime.instantiate import Trusted
 from uvit_decay.runtime.program import PROGRAM, quiet_libraries
-from uvit_decay.runtime.progress import track
 
 
 def export(
@@ -82,8 +81,7 @@ def main(args: Sequence[str]) -> None:
     with user_errors():
         quiet_libraries()
         call = parse({"export": export, "import": import_}, args, __doc__, PROGRAM)
-        with track():
-            note = call()
+        note = call()
         if note:
             print(note)
         print(f"wrote {call.keywords['target']}")

@@ -40,9 +40,8 @@ from uvit_decay.runtime.suggestions import did_you_mean
 from uvit_decay.runtime.typed import check_ranges, split_hint
 
 ENTRY = re.compile(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)  # of the section Args: of a docstring
-
-
 UNKNOWN = re.compile(r"unrecognized arguments: ([^\s=]+)")
+LACKING = re.compile(r"([^\s/]+): expected one argument$")
 CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)")
 
 
@@ -65,6 +64,9 @@ def with_hint(message: str, options: Iterable[str]) -> str:
     unknown = UNKNOWN.search(message)
     if unknown:
         return f"unknown option {unknown[1]}{did_you_mean(unknown[1], options)}"
+    lacking = LACKING.search(message)
+    if lacking:  # the value of an option that begins with a hyphen
+        return f"{message}; give a value such as -1,2 after an equals sign, {lacking[1]}=-1,2"
     choice = CHOICE.search(message)
     if choice:
         return message + did_you_mean(choice[1], [known.strip("'") for known in choice[2].split(", ")])

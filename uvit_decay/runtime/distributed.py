@@ -193,8 +193,8 @@ def _describe_difference(what: str, found: Sequence[tuple[str, Any]]) -> str:
             continue
         name = ""
         if isinstance(value, dict):
-            first, _ = min(value.items() ^ expected.items())
-            name = f" {first}"
+            different = [key for key in value | expected if value.get(key) != expected.get(key)]
+            name = f" {min(different)}"
         problem = f"{what}{name}: not the same on {host} (process {rank}) as on {main_host} (process 0)"
     return problem
 

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from io import TextIOWrapper
 from numbers import Real
 from pathlib import Path
 from typing import Any, get_args
@@ -17,6 +18,8 @@ CLOSED = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EL
 UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters, and bytes that are not UTF-8
 ARGUMENT = re.compile(r"`([a-z]\w*)`")  # the name of an argument in a message
 LONGEST = 2000  # characters of a message
+LONGEST_VALUE = 400  # characters of a value in it: a word, or a text in quotes
+LONG_VALUE = re.compile(rf"\S{{{LONGEST_VALUE},}}|(?<!\w)'[^']{{{LONGEST_VALUE},}}'(?!\w)")
 MOST_SEED = 2**32 - 1  # numpy's and Lightning's limit
 PREEMPTED = 85  # exit code of a run that saved because it was warned; free of other meanings, for scripts that requeue
 
@@ -24,6 +27,11 @@ PREEMPTED = 85  # exit code of a run that saved because it was warned; free of o
 def escape_unprintable(text: str) -> str:
     r"""Return text with its control characters and lone surrogates as escapes such as \x1b."""
     return UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def _cut(text: str, most: int) -> str:
+    """Return a text without its middle if it has more than `most` characters."""
+    return text if len(text) <= most else f"{text[: most * 3 // 4]} ... {text[-most // 4 + 5 :]}"
 
 
 class UserError(Exception):
@@ -43,7 +51,7 @@ class UserError(Exception):
             message = message.rpartition("UserError: ")[2].strip()
         # Names from files may contain line breaks, sequences that steer a terminal, or a megabyte.
         line = escape_unprintable(" ".join(message.splitlines()))
-        super().__init__(line if len(line) <= LONGEST else f"{line[: LONGEST - 300]} ... {line[-295:]}")
+        super().__init__(_cut(LONG_VALUE.sub(lambda value: _cut(value[0], LONGEST_VALUE), line), LONGEST))
 
 
 class RunEnded(UserError):
@@ -164,7 +172,8 @@ def user_errors() -> Iterator[None]:
         # Discard output if standard output or error is closed; print names that are not UTF-8 with backslashes.
         sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  until the end
         sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
-        sys.stdout.reconfigure(errors="backslashreplace")  # as standard error has it
+        if isinstance(sys.stdout, TextIOWrapper):  # not a stream of a notebook, or of a test
+            sys.stdout.reconfigure(errors="backslashreplace")  # as standard error has it
         yield
         sys.stdout.flush()  # what cannot be printed is an error now, not at the end of the interpreter
     except UserError as error:

@@ -1,10 +1,12 @@
-"""Progress of long work: a bar on a terminal; elsewhere, as in the log file of a batch job, a line every 20 seconds."""
+"""Progress of long work: a bar on a terminal; elsewhere, as in the log file of a batch job, lines.
+
+A line is printed when work counts what is done and 20 seconds have passed since the last line.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,16 +30,19 @@ def terminal_width() -> int:
 class Work:
     """A piece of work whose progress is shown; `track` makes it, and describes the arguments."""
 
-    def __init__(self, title: str, total: int | None, unit: str | None, done: int, shown: bool) -> None:
+    def __init__(
+        self, title: str, total: int | None, unit: str | None, done: int, shown: bool, every: float = INTERVAL
+    ) -> None:
         self.title, self.total, self.unit, self.shown = title, total, unit, shown
         self.done = self.initial = done
         self.note = ""  # metrics, shown after the counts
-        self.begun = time.monotonic()
+        self.every = every
+        self.begun = self.last_line = time.monotonic()  # the time of the last line is kept by the outermost work
         self.printed: int | None = None  # `done` in the last line
         self.bar: tqdm | None = None
 
     def update(self, count: int = 1, note: str | None = None) -> None:
-        """Count further work as done; a `note` for the end of the line makes a bar draw itself at once."""
+        """Count further work as done, and print a line if it is time; with a `note` for its end, a bar is redrawn."""
         self.done += count
         if note is not None:
             self.note = note
@@ -46,6 +51,8 @@ class Work:
         elif self.bar is not None:
             self.bar.n = self.done
             self.bar.set_postfix_str(note)
+        elif self in _RUNNING and time.monotonic() - _RUNNING[0].last_line >= self.every:
+            print_line(self)
 
     def line(self) -> str:
         """Return the progress as a line."""
@@ -58,7 +65,7 @@ class Work:
 
     def _amount(self) -> str:
         if self.unit is None:
-            return self.title or "still running"
+            return self.title
         if not self.title:
             return f"{self.unit} {self.done}" if self.total is None else f"{self.unit} {self.done}/{self.total}"
         total = "" if self.total is None else f"/{self.total:,}"
@@ -80,61 +87,19 @@ class Work:
             self.bar.close()
 
 
-class _Lines:
-    """The work that runs in this process, and its lines: a thread prints them, however long a step takes."""
-
-    def __init__(self) -> None:
-        self.running: list[Work] = []  # outermost first
-        self.last = 0.0  # time of the last line
-
-    @contextmanager
-    def include(self, work: Work, every: float) -> Iterator[None]:
-        """Let the work have lines in the context; the outermost work decides how often they come."""
-        prints = work.shown and not self.running
-        self.running.append(work)
-        ended = threading.Event()
-        if prints:
-            self.last = time.monotonic()
-            printer = threading.Thread(target=self._print_until, args=(ended, every), daemon=True)
-            printer.start()
-        try:
-            yield
-        finally:
-            if prints:
-                ended.set()
-                printer.join()
-            self.running.remove(work)
-
-    def _print_until(self, ended: threading.Event, every: float) -> None:
-        """Print the line of the innermost work whenever there was no line for `every` seconds."""
-        every = min(every, threading.TIMEOUT_MAX)
-        wait = every
-        while not ended.wait(max(wait, 0.001)):
-            wait = self.last + every - time.monotonic()  # > 0 if the work itself has called `print_line`
-            if wait <= 0:
-                shown = [work for work in self.running if work.shown]
-                self.print(shown[-1])
-                wait = every
-
-    def print(self, work: Work) -> None:
-        """Print the line of running work, after the titles of the work outside it."""
-        self.last = time.monotonic()
-        work.printed = work.done
-        if work.bar is None:
-            # A copy: this may be the thread, and the work may end meanwhile.
-            outer = takewhile(lambda one: one is not work, [*self.running])
-            titles = [one.title for one in outer if one.shown and one.title]
-            tqdm.write(": ".join([*titles, work.line()]), file=sys.stderr)
-            sys.stderr.flush()
-
-
-_LINES = _Lines()
+_RUNNING: list[Work] = []  # in this process, outermost first
 
 
 def print_line(work: Work) -> None:
-    """Print the line of this work now; nothing if it is not shown, or has a bar."""
-    if work.shown and work in _LINES.running:
-        _LINES.print(work)
+    """Print the line of running work after the titles of the work outside it; nothing if it is hidden, or has a bar."""
+    if not work.shown or work not in _RUNNING or work.bar is not None:
+        return
+    _RUNNING[0].last_line = time.monotonic()
+    work.printed = work.done
+    outer = takewhile(lambda one: one is not work, _RUNNING)
+    titles = [one.title for one in outer if one.shown and one.title]
+    tqdm.write(": ".join([*titles, work.line()]), file=sys.stderr)
+    sys.stderr.flush()
 
 
 @contextmanager
@@ -151,20 +116,21 @@ def track(
     """Yield a counter of work whose progress is shown: `update` counts what is done.
 
     Args:
-        title: name of the work, such as "probes"; empty for a whole command, or for counts that their unit explains.
+        title: name of the work, such as "probes"; empty for counts that their unit explains.
         total: how much there is to do; None if that is unknown.
-        unit: what is counted, such as "image"; None counts nothing, and has no bar.
+        unit: what is counted, such as "image"; None counts nothing, and has neither bar nor lines of its own.
         done: how much was done before.
         shown: False hides this work and the work within it, as on all processes except the first.
         delay: seconds until a bar appears.
         every: seconds between lines; work within other work has the interval of the outermost.
     """
-    is_hidden = not shown or (_LINES.running and not _LINES.running[-1].shown)
-    work = Work(title, total, unit, done, shown=not is_hidden)
-    with _LINES.include(work, every):
-        if work.shown and unit is not None and terminal_width():
-            work.open_bar(delay)
-        try:
-            yield work
-        finally:
-            work.close_bar()
+    is_hidden = not shown or (_RUNNING and not _RUNNING[-1].shown)
+    work = Work(title, total, unit, done, shown=not is_hidden, every=_RUNNING[0].every if _RUNNING else every)
+    _RUNNING.append(work)
+    if work.shown and unit is not None and terminal_width():
+        work.open_bar(delay)
+    try:
+        yield work
+    finally:
+        work.close_bar()
+        _RUNNING.remove(work)

@@ -131,7 +131,7 @@ def as_type(kind: Any, value: Any, where: str) -> Any:
 
     Args:
         kind: a dataclass, bool, int, float, str or a subclass of it, which checks text, object (anything), `Literal`,
-            `X | None`, `X | Y`, or tuple[X, ...], tuple[X, X], Sequence[X] or dict[str, X] of these; or another class,
+            `X | Y | None`, or tuple[X, ...], tuple[X, X], Sequence[X] or dict[str, X] of these; or another class,
             of which `value` is an instance.
         value: a value of JSON, YAML or a pickle of plain values.
         where: name of the value in errors.
@@ -140,15 +140,14 @@ def as_type(kind: Any, value: Any, where: str) -> Any:
     args = get_args(kind)
     if is_dataclass(kind):
         return _dataclass(kind, as_type(dict[str, object], value, where), where)
-    if NoneType in args:
-        if value is None:
-            return None
-        return as_type(next(arg for arg in args if arg is not NoneType), value, where)
     if origin in (Union, UnionType):
-        for other in args[1:]:
+        if value is None and NoneType in args:
+            return None
+        kinds = [arg for arg in args if arg is not NoneType]
+        for other in kinds[1:]:
             with suppress(UserError):
                 return as_type(other, value, where)
-        return as_type(args[0], value, where)
+        return as_type(kinds[0], value, where)
     if origin is dict and isinstance(value, dict):
         return {as_type(str, key, where): as_type(args[1], item, f"{where}: {key}") for key, item in value.items()}
     is_list = origin not in (None, dict, Literal) and isinstance(value, list | tuple)
