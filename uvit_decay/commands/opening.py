@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def open_program(
     files: Sequence[Path] = (), device: str | None = None, timeout: timedelta | None = None
 ) -> Iterator[tuple[Processes, torch.device]]:
-    """Yield the processes of this program and the device of this one; long work prints a line every 20 seconds.
+    """Yield the processes of this program and the device of this one; long work prints a line about every 20 seconds.
 
     Args:
         files: files that are read, which must be the same on all nodes.

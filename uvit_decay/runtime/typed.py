@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from uvit_decay.runtime.errors import UserError, check_numbers, check_whole
 
 Public = TypeVar("Public", bound=Callable[..., Any])
-PARAMETER = re.compile(r"parameter (\w+)=")  # in a message of beartype
+PARAMETER = re.compile(r"^\w+ [\w.<>]*?(\w+)(?:\.__init__)?\(\) parameter (\w+)=")  # the beginning of its messages
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class WrongType(UserError):
 
     def __init__(self, message: str) -> None:
         whole, _, _ = message.partition(":\n*")  # what follows is a line for each type of a union
-        super().__init__(PARAMETER.sub(r"parameter `\1` = ", whole))
+        super().__init__(PARAMETER.sub(r"\1: `\2` = ", whole))
 
 
 def check_types(public: Public) -> Public:
