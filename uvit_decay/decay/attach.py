@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -122,7 +121,10 @@ def attach(
     if not named:
         raise UserError("pairs is empty: name the branches of the model, or leave it out for a model of known blocks")
     groups = _build_branches(model, named)
-    per_block = _per_block(named)
+    single = {isinstance(pair, Single) for pair in named}
+    if len(single) == 2:
+        raise UserError("this model has blocks of transformers and of ResNets; attach to the parts separately")
+    per_block = 1 if True in single else 2
     count = sum(len(group.norms) for group in groups)
     if count % per_block:
         raise UserError(f"branches come in twos, attention and MLP, got {count}; see `pairs` of decay.attach")
@@ -132,10 +134,19 @@ def attach(
     if weights.per_channel and dim is None:
         raise UserError(f"the schedule {schedule!r} learns a weight for each channel; give their number, `dim`")
     _check_scales(groups, weights, schedule)
-    attached = Attached(weights, dim or 1, _device_of(model))
-    _register_hooks(model, groups, attached)
-    if pairs is not None and attached.hooked:
-        attached.order = ExecutionOrder(model, groups)
+    device = torch.device("cpu")  # of a model without parameters
+    for parameter in model.parameters():
+        device = parameter.device
+        break
+    attached = Attached(weights, dim or 1, device)
+    for group, first, last in _numbered(groups):
+        if not weights.plain(first, last):
+            group.register(model, attached.weights, first)
+            attached.hooked.append(group)
+    if attached.hooked:
+        _forget_graphs()
+        if pairs is not None:
+            attached.order = ExecutionOrder(model, groups)
     return attached
 
 
@@ -147,16 +158,6 @@ def _check_scales(groups: Sequence[HookedBranches], weights: Shortcuts, schedule
                 f"the schedule {schedule!r} scales norms, which this model does not separate from its branches; "
                 "use another schedule"
             )
-
-
-def _register_hooks(model: nn.Module, groups: Sequence[HookedBranches], attached: Attached) -> None:
-    """Register the hooks of all branches that are not ordinary ones."""
-    for group, first, last in _numbered(groups):
-        if not attached.shortcuts.plain(first, last):
-            group.register(model, attached.weights, first)
-            attached.hooked.append(group)
-    if attached.hooked:
-        _forget_graphs()
 
 
 def _numbered(groups: Sequence[HookedBranches]) -> Iterator[tuple[HookedBranches, int, int]]:
@@ -195,21 +196,6 @@ def _build_branches(model: nn.Module, pairs: Pairs) -> list[HookedBranches]:
     if len(set(starts)) != len(starts):
         raise UserError("two branches begin with the same module; each needs its own, or one entry in `pairs`")
     return groups
-
-
-def _device_of(model: nn.Module) -> torch.device:
-    """Return the device of the first parameter; the CPU for a model without parameters."""
-    for parameter in model.parameters():
-        return parameter.device
-    return torch.device("cpu")
-
-
-def _per_block(pairs: Pairs) -> Literal[1, 2]:
-    """Return the number of residual branches of a block; raise a UserError if they differ."""
-    single = {isinstance(pair, Single) for pair in pairs}
-    if len(single) == 2:
-        raise UserError("this model has blocks of transformers and of ResNets; attach to the parts separately")
-    return 1 if single == {True} else 2
 
 
 def _forget_graphs() -> None:

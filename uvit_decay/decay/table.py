@@ -162,11 +162,7 @@ def weighted(
     learned: Literal["alphas", "betas"] | None = None,
     per_channel: bool = False,
 ) -> Shortcuts:
-    """Return shortcuts with these weights; betas and scales may be one number for all branches.
-
-    Raises:
-        UserError: a weight that is not a finite number.
-    """
+    """Return shortcuts with these weights; betas and scales may be one number for all branches."""
     if not isinstance(betas, Sequence):
         betas = [betas] * len(alphas)
     if not isinstance(scales, Sequence):

@@ -61,9 +61,6 @@ def protocol_sampling(name: str, model: DiffusionModel, guidance: float | None =
         name: a name in `SAMPLING_PROTOCOLS`.
         model: the network with its noise path.
         guidance: scale of guidance; None means the published one.
-
-    Raises:
-        UserError: the table has no such protocol, or the protocol is for other networks.
     """
     check_choice(SAMPLING_PROTOCOLS, sampling_protocol=name)
     protocol = SAMPLING_PROTOCOLS[name]

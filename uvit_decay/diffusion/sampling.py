@@ -277,10 +277,6 @@ def generate(
         indices: indices of the images within the sequence of this seed, from 0.
         labels: an int for each index, num_classes is the null label; None for an unconditional network.
         seed: seed of the noise, not negative.
-
-    Raises:
-        UserError: the network does not support the options of `sampling`, or indices, labels or the seed are not whole
-            numbers in their ranges.
     """
     model.check(sampling)
     indices, labels = model.check_rows(indices, labels, seed)

@@ -74,11 +74,7 @@ class SDE:
         return f"{name}-heun" if self.heun else name
 
     def run(self, denoiser: Denoiser, x: Tensor, steps: int, noise: Noise) -> Trajectory:
-        """Yield the trajectory (t, x_t) of `steps` steps.
-
-        Raises:
-            UserError: `last_time` is not below the time of the first step.
-        """
+        """Yield the trajectory (t, x_t) of `steps` steps."""
         separate = self.last_step != "none"
         if separate and self.last_time >= denoiser.high:
             raise UserError(f"last_time {self.last_time} is not below {denoiser.high}, the first time of this network")

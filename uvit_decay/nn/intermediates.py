@@ -77,11 +77,7 @@ class PoolsFeatures(Protocol):
 
 
 def layer_indices(layers: Sequence[Layer], names: Sequence[str] | None) -> list[int]:
-    """Return the ascending indices of the layers `names`, which are names or indices as strings; None means all.
-
-    Raises:
-        UserError: the network has no such layer.
-    """
+    """Return the ascending indices of the layers `names`, which are names or indices as strings; None means all."""
     if names is None:
         return list(range(len(layers)))
     known = {str(i): i for i in range(len(layers))}

@@ -135,9 +135,6 @@ def build_long_skips(config: Mapping[str, Any], shortcuts: decay.Shortcuts, plan
         config: arguments of the network: `skip_scale`, and the arguments of `decay.shortcuts`.
         shortcuts: the shortcuts of the network.
         plan: positions of the skips.
-
-    Raises:
-        UserError: an unknown kind, a value out of its range, or a kind that does not fit the network.
     """
     scale = config["skip_scale"]
     count = len(plan.sources)
@@ -160,7 +157,13 @@ def build_long_skips(config: Mapping[str, Any], shortcuts: decay.Shortcuts, plan
         alpha_min = _alpha_min_of_stream(config, shortcuts, text if colon else None)
         factors = _stream_factors(config, alpha_min, len(shortcuts.alphas) // 2, plan)
         return LongSkips(factors, 0, plan.tokens)
-    _check_gates(scale, kind, plan.tokens)
+    if colon:
+        raise UserError(f"skip_scale {scale}: {kind} takes no value; set skip_scale to {kind}")
+    if plan.tokens < REDUCTION:
+        raise UserError(
+            f"skip_scale {scale}: its gates need at least {REDUCTION} tokens, this network has {plan.tokens}; "
+            "use smaller patches, or kappa"
+        )
     gates = count if kind == "learned-each" else 1
     return LongSkips([[], []], gates, plan.tokens)
 
@@ -211,17 +214,6 @@ def _stream_factors(config: Mapping[str, Any], alpha_min: float, blocks: int, pl
         of_skips.append(products[2 * source] / at_merge)
         of_biases.append(1.0 / at_merge)
     return [of_skips, of_biases]
-
-
-def _check_gates(scale: str, kind: str, tokens: int) -> None:
-    """Raise a UserError if a learned `kind` has a value, or the network too few tokens for the width of a gate."""
-    if scale != kind:
-        raise UserError(f"skip_scale {scale}: {kind} takes no value; set skip_scale to {kind}")
-    if tokens < REDUCTION:
-        raise UserError(
-            f"skip_scale {scale}: its gates need at least {REDUCTION} tokens, this network has {tokens}; "
-            "use smaller patches, or kappa"
-        )
 
 
 def scale_skip(state: Tensor, weights: MergeWeights | None) -> Tensor:

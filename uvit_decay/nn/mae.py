@@ -148,7 +148,13 @@ class MAE(Encoder, pipeline_tag="image-feature-extraction"):
         skip_scale: SkipScale = 1.0,
     ) -> None:
         config = collect_arguments(locals())
-        config |= _options_of_wiring(config)
+        if wiring == "decayed":
+            usual = {"skips": True, "decoder_input": "positions", "norm": False, "zero_init": True}
+        else:
+            usual = {"skips": False, "decoder_input": "latent", "norm": True, "zero_init": False}
+        for name, value in usual.items():
+            if config[name] is None:
+                config[name] = value
         _check_decoder(config)
         super().__init__(config)
         self.pos_embed.requires_grad_(False)
@@ -200,7 +206,10 @@ class MAE(Encoder, pipeline_tag="image-feature-extraction"):
                 encoder), see `HasIntermediates`.
         """
         masking = self.masking(noise, mask_ratio)
-        states = self._encode(x, masking.visible)
+        tokens = self.embed(x)
+        index = repeat(masking.visible + 1, "b v -> b v d", d=self.dim)
+        seen = torch.cat([tokens[:, :1], tokens.gather(1, index)], dim=1)
+        states = list(self.run_blocks(seen, [*self.blocks], 0))
         y = self._decoder_tokens(states[-1], masking.restore)
         for i, block in enumerate(self.decoder_blocks):
             # Decoder block i reads the state after encoder block L - 2 i: every second one, the last one first.
@@ -229,13 +238,6 @@ class MAE(Encoder, pipeline_tag="image-feature-extraction"):
         kept = visible_patches(noise.shape[1], mask_ratio)
         order = noise.argsort(dim=1, stable=True)
         return Masking(order[:, :kept], order.argsort(dim=1))
-
-    def _encode(self, x: Tensor, visible: Int[Tensor, "b v"]) -> list[Visible]:
-        """Return the states [class, visible patches] after the embeddings and after every block."""
-        tokens = self.embed(x)
-        index = repeat(visible + 1, "b v -> b v d", d=self.dim)
-        seen = torch.cat([tokens[:, :1], tokens.gather(1, index)], dim=1)
-        return list(self.run_blocks(seen, [*self.blocks], 0))
 
     def _decoder_tokens(self, state: Visible, restore: Int[Tensor, "b n"]) -> Float[Tensor, "b all e"]:
         """Return the input [class, patches] of the decoder's blocks."""
@@ -300,15 +302,6 @@ def _moments(patches: Float[Tensor, "b n k"]) -> tuple[Float[Tensor, "b n 1"], F
     """Return mean and standard deviation of each patch, from the unbiased variance plus 1e-6 as published."""
     variance, mean = torch.var_mean(patches, dim=-1, keepdim=True)
     return mean, (variance + 1e-6).sqrt()
-
-
-def _options_of_wiring(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the wiring's values for the options that are None in `config`."""
-    if config["wiring"] == "decayed":
-        usual = {"skips": True, "decoder_input": "positions", "norm": False, "zero_init": True}
-    else:
-        usual = {"skips": False, "decoder_input": "latent", "norm": True, "zero_init": False}
-    return {name: value for name, value in usual.items() if config[name] is None}
 
 
 def _check_decoder(config: Mapping[str, Any]) -> None:

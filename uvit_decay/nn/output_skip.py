@@ -80,9 +80,6 @@ def build_output_skip(config: Mapping[str, Any], dim: int) -> OutputSkip | None:
     Args:
         config: arguments of the network, with `output_skip`.
         dim: width d of the embedded time.
-
-    Raises:
-        UserError: an unknown kind.
     """
     check_choice(OutputSkipKind, output_skip=config["output_skip"])
     return OutputSkip(dim) if config["output_skip"] == "learned" else None

@@ -114,7 +114,10 @@ class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         super().__init__()
         self.config: dict[str, Any] = collect_arguments(locals())
         check_sizes(self.config)
-        _check_wiring(wiring, skip, skip_zero_init, depth)
+        if wiring == "decayed" and depth % 2:
+            raise UserError(f"depth must be even, because encoder and decoder blocks come in pairs, got {depth}")
+        if wiring == "official" and (skip != "add" or skip_zero_init):
+            raise UserError("skip and skip_zero_init are for the decayed wiring's long skips; set wiring to decayed")
         if learned_variance and not learn_sigma:
             raise UserError("learned_variance is the second half of a doubled head; set learn_sigma to true")
         self.image_size = image_size
@@ -126,7 +129,12 @@ class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         self.checkpointing = checkpointing
         self.learned_variance = learned_variance
         self._build_embeddings(patch_size)
-        self._build_blocks(depth, heads, mlp_ratio, qk_norm, norm_type)
+        block = partial(AdaLNBlock, dim, heads, mlp_ratio, qk_norm=qk_norm, norm_type=norm_type)
+        if wiring == "official":
+            self.blocks = nn.ModuleList([block() for _ in range(depth)])
+        else:
+            self.enc_blocks = nn.ModuleList([block() for _ in range(depth // 2)])
+            self.dec_blocks = nn.ModuleList([block(skip=skip) for _ in range(depth // 2)])
         values = patch_size**2 * channels
         self.final_layer = AdaLNHead(dim, 2 * values if learn_sigma else values, norm_type)
 
@@ -146,16 +154,6 @@ class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         # Fixed, but a parameter, because published state_dicts contain it and their EMA includes it.
         positions = sincos_positions(self.image_size // patch_size, self.dim)
         self.pos_embed = nn.Parameter(positions[None], requires_grad=False)
-
-    def _build_blocks(self, depth: int, heads: int, mlp_ratio: float, qk_norm: bool, norm_type: NormType) -> None:
-        """Create the blocks of the wiring, in execution order."""
-        block = partial(AdaLNBlock, self.dim, heads, mlp_ratio, qk_norm=qk_norm, norm_type=norm_type)
-        if self.config["wiring"] == "official":
-            self.blocks = nn.ModuleList([block() for _ in range(depth)])
-            return
-        skip = self.config["skip"]
-        self.enc_blocks = nn.ModuleList([block() for _ in range(depth // 2)])
-        self.dec_blocks = nn.ModuleList([block(skip=skip) for _ in range(depth // 2)])
 
     def _init_weights(self) -> None:
         """Initialise as published: xavier-uniform maps, embeddings of std 0.02, branches and output of 0."""
@@ -241,11 +239,3 @@ def _level(t: Float[Tensor, " b"]) -> Float[Tensor, " b"]:
     level = LEVELS * t.float() - 1
     nearest = level.round()
     return torch.where((level - nearest).abs() < LEVEL_ROUNDING, nearest, level)
-
-
-def _check_wiring(wiring: str, skip: str, skip_zero_init: bool, depth: int) -> None:
-    """Raise a UserError if depth or options of skips do not fit the wiring."""
-    if wiring == "decayed" and depth % 2:
-        raise UserError(f"depth must be even, because encoder and decoder blocks come in pairs, got {depth}")
-    if wiring == "official" and (skip != "add" or skip_zero_init):
-        raise UserError("skip and skip_zero_init are for the long skips of the decayed wiring; set wiring to decayed")

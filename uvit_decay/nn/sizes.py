@@ -64,9 +64,6 @@ def create_model(name: str, alpha_min: float = 1.0, **options: Any) -> UViT | Si
             sit-s, sit-b, sit-l, sit-xl, and for ViT and MAE vit-b or mae-b, with s, b, l, h, 1024x12 and 768x18.
         alpha_min: factor of the shortcut at the last block; 1 is the network without decay.
         options: other arguments of the class of the network, such as `image_size`.
-
-    Raises:
-        UserError: an unknown size, or arguments that the network refuses.
     """
     size, _, patch = name.partition("/")
     for family in FAMILIES:

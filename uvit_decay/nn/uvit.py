@@ -10,7 +10,7 @@ b = batch, n = tokens, d = width. Time t is in [0, 1], t = 1 noise; the network 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, Literal
 
@@ -116,7 +116,9 @@ class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
 
         self._build_embeddings(patch_size, mlp_time_embed)
         block = partial(Block, dim, heads, mlp_ratio, qkv_bias, qk_norm=qk_norm, norm_type=norm_type)
-        self._build_blocks(block, depth // 2, skip)
+        self.in_blocks = nn.ModuleList([block() for _ in range(depth // 2)])
+        self.mid_block = block()
+        self.out_blocks = nn.ModuleList([block(skip=skip) for _ in range(depth // 2)])
         self.norm = build_norm(norm_type, dim, eps=1e-5)
         self.decoder_pred = nn.Linear(dim, patch_size**2 * channels)
         self.final_layer = nn.Conv2d(channels, channels, 3, padding=1) if conv else nn.Identity()
@@ -142,12 +144,6 @@ class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
             self.label_emb = nn.Embedding(self.num_classes + self.null_label, dim)
         tokens = self.num_prefix_tokens + self.patch_embed.tokens
         self.pos_embed = nn.Parameter(torch.zeros(1, tokens, dim))
-
-    def _build_blocks(self, block: Callable[..., Block], half: int, skip: bool) -> None:
-        """Create `half` input blocks, the middle block and `half` output blocks."""
-        self.in_blocks = nn.ModuleList([block() for _ in range(half)])
-        self.mid_block = block()
-        self.out_blocks = nn.ModuleList([block(skip=skip) for _ in range(half)])
 
     def blocks(self) -> list[Block]:
         """Return all blocks in execution order."""

@@ -53,9 +53,6 @@ class ClassifyTask(Task):
     The classifier starts from a truncated normal(0, 0.01) if the encoder is frozen, and from normal(0, 2e-5) if it is
     fine-tuned (MAE). Batch norms see one micro-batch on one device, as in MAE's code. Their running statistics are
     averaged over the devices before they are used or saved.
-
-    Raises:
-        UserError: an option out of range, fewer than two classes, or stochastic depth of a network without it.
     """
 
     def __init__(

@@ -84,9 +84,6 @@ def read_initial(file: Path, net: nn.Module, function: Mapping[str, Any]) -> Sto
             match.
         net: the network.
         function: the trained function, see `Task.function_spec`.
-
-    Raises:
-        UserError: a file that cannot be read, or a network whose arguments differ where they must be equal.
     """
     stored = read_weights(file)
     refused = find_misfits(stored, net, function["net"])
@@ -110,8 +107,11 @@ def find_misfits(stored: StoredModel, net: nn.Module, spec: Spec) -> list[Change
     if isinstance(net, Classifier):
         changes = _compare_encoders(stored, net)
     free = list(ADAPTED) if isinstance(net, HasDataLayers) else []
-    if _has_other_gates(stored, net):
-        free = [name for name in free if name not in TOKENS]
+    own = net.state_dict()
+    for name, value in stored.state.items():
+        # Learned gates of long skips depend on the number of tokens.
+        if GATES in name and name in own and own[name].shape != value.shape:
+            free = [name for name in free if name not in TOKENS]
     if stored.card.net.init_args.get(OUTPUT_SKIP, "none") == "none":
         free.append(f"net.{OUTPUT_SKIP}")  # a new one has no effect
     if stored.card.net.init_args.get("channels") != net.channels:
@@ -123,12 +123,6 @@ def find_misfits(stored: StoredModel, net: nn.Module, spec: Spec) -> list[Change
         if change.name not in free:
             found.append(change)
     return found
-
-
-def _has_other_gates(stored: StoredModel, net: nn.Module) -> bool:
-    """Return whether the learned gates of long skips have other shapes in the file: they depend on the tokens."""
-    own = net.state_dict()
-    return any(name in own and own[name].shape != value.shape for name, value in stored.state.items() if GATES in name)
 
 
 def _compare_encoders(stored: StoredModel, net: nn.Module) -> Iterator[Change]:

@@ -89,9 +89,6 @@ class LoaderData:
             given: the batch as the loader yields it.
             index: number of the batch in its epoch.
             trains: whether it is a batch of training.
-
-        Raises:
-            UserError: it does not hold images and labels that the network takes.
         """
         images, labels = self._split(given)
         images = to_float(images) if images.dtype == torch.uint8 else images.float()

@@ -31,9 +31,6 @@ class MAETask(Task):
         auxiliary: see `Task`; the states are of the encoder.
         init_from: a .ckpt or .safetensors of this project, or an official file, whose weights the network starts
             from; see `adapt`. Channels and image size may differ. Not read when a run resumes.
-
-    Raises:
-        UserError: a mask_ratio out of range, or one that leaves no patch or removes none.
     """
 
     def __init__(

@@ -48,7 +48,7 @@ def test_layersync_aligns_blocks_by_depth(depth, pair):
 
 
 def test_layersync_names_no_layers_of_a_network_that_is_too_small():
-    with raises_user_error("three", 2, "--model.net.depth"):
+    with raises_user_error("three", 2, "student", "reference"):
         LayerSync().bind(Blocks(2))
     with raises_user_error("three", 2):
         LayerSync(student=1).bind(Blocks(2))
@@ -261,7 +261,7 @@ def test_a_grid_of_tokens_is_resized():
 def test_misfits_are_refused_before_training(teacher, tmp_path):
     net = tiny_net()
     for make, fragments in {
-        (lambda: tiny_task(net, auxiliary=[LayerSync(2, 1)])): ("--model.auxiliary.student", "layer 2", "reference, 1"),
+        (lambda: tiny_task(net, auxiliary=[LayerSync(2, 1)])): ("student", "layer 2", "reference, 1"),
         (lambda: tiny_task(net, auxiliary=[LayerSync("nowhere", 1)])): ("nowhere",),
         (lambda: tiny_task(net, auxiliary=[DispersiveLoss(layer=99)])): ("99",),
         (lambda: DispersiveLoss(tau=0.0)): ("tau", "0"),

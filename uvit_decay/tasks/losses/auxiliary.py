@@ -43,9 +43,6 @@ class AuxiliaryLoss(nn.Module, ABC):
     Attributes:
         num_prefix_tokens: number of tokens at the beginning of each state that are not patches; known after `bind`.
         figures: further scalar tensors of the newest micro-batch by name, logged as train/aux/NAME_FIGURE.
-
-    Raises:
-        UserError: a weight out of range.
     """
 
     def __init__(self, layers: Sequence[str | int] | None = None, weight: float = 1.0) -> None:
@@ -104,9 +101,6 @@ class AuxiliaryLosses(nn.ModuleList):
         losses: the losses; none cost nothing.
         net: the network. Its forward takes the argument `layers`, indices into its `layers`, ascending, with which it
             returns (output, token states of these layers).
-
-    Raises:
-        UserError: the network returns no states, or has no layer of a name.
     """
 
     def __init__(self, losses: Sequence[AuxiliaryLoss], net: nn.Module) -> None:
@@ -117,7 +111,6 @@ class AuxiliaryLosses(nn.ModuleList):
             _check_network(net)
             self._layer_names = [layer.name for layer in net.layers]
         for loss in losses:
-            _check_loss(loss)
             loss.bind(net)
             if loss.layers is not None and not loss.layers:
                 raise UserError(f"--model.auxiliary.layers of {loss.name} is empty: name a layer, or give null for all")
@@ -210,19 +203,13 @@ class Observed:
         return output
 
 
-def _check_loss(loss: object) -> None:
-    """Raise a UserError unless this is an auxiliary loss."""
-    if not isinstance(loss, AuxiliaryLoss):
-        kind = type(loss).__name__
-        raise UserError(f"--model.auxiliary takes uvit_decay.tasks.AuxiliaryLoss, {kind} is not a subclass")
-
-
 def _check_network(net: nn.Module) -> None:
     """Raise a UserError if the network cannot give token states beside its output."""
-    kind = type(net).__name__
     if not isinstance(net, HasIntermediates):
         lacks = "it lacks layers, dim, num_prefix_tokens or forward_intermediates"
-        raise UserError(f"--model.auxiliary needs the token states of a {kind}: {lacks}; see docs/extending.md")
-    if LAYERS not in inspect.signature(net.forward).parameters:
+    elif LAYERS not in inspect.signature(net.forward).parameters:
         lacks = "its forward has no argument layers"
-        raise UserError(f"--model.auxiliary needs the token states of a {kind}: {lacks}; see docs/extending.md")
+    else:
+        return
+    kind = type(net).__name__
+    raise UserError(f"needs the token states of a {kind}: {lacks}; see docs/extending.md", argument="auxiliary")

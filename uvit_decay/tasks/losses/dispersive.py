@@ -48,8 +48,7 @@ class DispersiveLoss(AuxiliaryLoss):
         length: `kept` uses states as they are, `free` divides them by their root mean square over the batch.
 
     Raises:
-        UserError: a value out of range, a layer that the network does not have, micro-batches of one image, or other
-            micro-batches than the checkpoint of a resumed run.
+        UserError: in training, if micro-batches have one image, or not as many as those of a resumed run's checkpoint.
     """
 
     def __init__(

@@ -28,8 +28,8 @@ def default_pair(depth: int) -> tuple[int, int]:
         return PUBLISHED[depth]
     if depth < 3:
         raise UserError(
-            f"LayerSync needs three blocks or more, the network has {depth}: set --model.net.depth, or name the layers "
-            "by --model.auxiliary.student and --model.auxiliary.reference"
+            f"LayerSync needs three blocks or more, the network has {depth}; give both `student` and `reference` for "
+            "other layers"
         )
     return round(depth / 3), round(2 * depth / 3)
 
@@ -48,9 +48,6 @@ class LayerSync(AuxiliaryLoss):
         student: name or number of layer k; number i is the state after block i. Null: by depth, see `default_pair`.
         reference: name or number of layer k'; null: by depth.
         weight: factor of this loss in the loss of a step, not negative; the paper's is 0.2.
-
-    Raises:
-        UserError: a layer that the network does not have, or a student that is not before the reference.
     """
 
     def __init__(
@@ -74,7 +71,7 @@ class LayerSync(AuxiliaryLoss):
         if first >= second:
             raise UserError(
                 f"LayerSync: the student, layer {student}, must be an earlier layer than the reference, {reference}: "
-                "set --model.auxiliary.student and --model.auxiliary.reference"
+                "set `student` and `reference`"
             )
         self.layers = (first, second)
 

@@ -37,9 +37,6 @@ def open_teacher(name: str, trust: Sequence[str] = ()) -> ProbedNetwork:
 
     An encoder of timm sees TEACHER_SIZE pixels, to which its positions are interpolated (bicubic, antialiased), as in
     the code of REPA's authors.
-
-    Raises:
-        UserError: it does not exist, cannot be read, or is a denoiser.
     """
     found = open_network(Path(name), LoadingOptions(trust=trust), TEACHER_SIZE)
     if not found.is_encoder:
@@ -81,10 +78,6 @@ class REPA(AuxiliaryLoss):
         trust: modules or classes from elsewhere that the teacher's checkpoint may name, see docs/extending.md.
         zscore: factor of the mean over patches in the targets of `conv`, in [0, 1]. Null: 0.6 for latents and 0.8 for
             pixels, as in the authors' code.
-
-    Raises:
-        UserError: a teacher that is missing, is a denoiser, or does not fit the images of the data; a layer that the
-            network does not have; a masked autoencoder as the network; a number out of range; `zscore` for `mlp`.
     """
 
     def __init__(
