@@ -164,12 +164,7 @@ def test_the_same_split_for_both_is_said(saved):
 
 def test_a_run_trains_and_its_data_are_opened_by_evaluation(saved, tmp_path, monkeypatch):
     flags = ["--data=HubDataset", f"--data.path={saved}", "--data.test_split=test", "--data.batch_size=2"]
-    flags += [
-        "--data.channels=1",
-        "--model.net.num_classes=null",
-        "--model.net.image_size=null",
-        "--trainer.max_steps=2",
-    ]
+    flags += ["--data.channels=1", "--data.image_size=8", "--trainer.max_steps=2"]
     train(monkeypatch, tmp_path, "fit", *flags, "--model.net.dim=16", "--model.net.depth=2", "--trainer.callbacks=[]")
     (config,) = (tmp_path / "runs").rglob("config.yaml")
     data = open_data(str(config), None, 8, 1)

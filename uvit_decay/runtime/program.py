@@ -104,6 +104,7 @@ def lazy(
 PACKAGE = Path(__file__).resolve().parents[1]
 CONFIGS = "configs"
 DEFAULT_CONFIG = f"{CONFIGS}/digits.yaml"  # of train.py without --config
+PICTURES_CONFIG = f"{CONFIGS}/pictures.yaml"  # of train.py without --config, if the command line names data
 
 
 def find_bundled(name: str) -> Path:

@@ -8,7 +8,14 @@ from jsonargparse import Namespace
 from refusals import find_line
 
 from uvit_decay.checkpoint import load
-from uvit_decay.commands.train.complete import leave_out_other_data, reset_alpha_min, unclip_latents
+from uvit_decay.commands.train.complete import (
+    leave_out_other_data,
+    name_data,
+    prefer_minutes,
+    reset_alpha_min,
+    unclip_latents,
+)
+from uvit_decay.commands.train.words import list_given
 from uvit_decay.data import AugmentedImages, Images, folder
 from uvit_decay.data.named import open_data
 
@@ -29,31 +36,21 @@ def stored_size(folder):
     return yaml.safe_load(path.read_text())["data"]["init_args"]["image_size"]
 
 
-@pytest.mark.parametrize(("side", "size"), [(8, 8), (12, 12), (66, 32)])
-def test_the_default_network_has_the_sizes_of_the_data_that_the_command_line_names(
-    side, size, tmp_path, monkeypatch, caplog
-):
-    """Neither a hold-out nor a batch is asked for: probes are left out, and the batch is all pictures."""
-    tree(tmp_path / "images", NAMES, size=side)
-    words = ["--data=Images", f"--data.path={tmp_path / 'images'}", *FLAGS[4:6], "--trainer.max_steps=1"]
-    train(monkeypatch, tmp_path, "fit", *words, "--model.sampling.steps=2")
-    (last,) = tmp_path.rglob("last.ckpt")
-    arguments = load(last).card.net.init_args
-    assert [arguments[name] for name in ("image_size", "channels", "num_classes")] == [size, 3, 2]
-    find_line(caplog.messages, "--data.batch_size 8", "32")
-    find_line(caplog.messages, "LinearProbes are left out", "--data.holdout")
-    find_line(caplog.messages, "GenerationMetrics are left out", "8 training images")
-
-
-def test_images_take_the_size_that_is_set_for_the_network(images, tmp_path, monkeypatch):
-    train(monkeypatch, tmp_path, "fit", *images, "--model.net.image_size=16")
-    assert stored_size(tmp_path) == 16
+def test_other_data_on_the_command_line_start_from_the_configuration_of_pictures(tmp_path, monkeypatch, caplog):
+    """Neither a hold-out nor a batch is asked for: the batch is all pictures."""
+    tree(tmp_path / "birds", NAMES)
+    words = [f"--data.path={tmp_path / 'birds'}", *FLAGS[4:7], "--trainer.max_steps=1"]
+    train(monkeypatch, tmp_path, "fit", *words, "--trainer.callbacks=LastCheckpoint")
+    (last,) = (tmp_path / "runs" / "birds").rglob("last.ckpt")
+    card = load(last).card
+    assert card.net.class_path.endswith("SiT")
+    assert [card.net.init_args[name] for name in ("image_size", "channels", "num_classes")] == [32, 3, 2]
+    find_line(caplog.messages, "--data.batch_size 8", "64")
 
 
 def test_two_sizes_that_are_set_are_not_overruled(images, tmp_path, monkeypatch, capsys):
-    line = refused(
-        capsys, train, monkeypatch, tmp_path, "fit", *images, "--data.image_size=32", "--model.net.image_size=16"
-    )
+    sizes = ["--data.image_size=32", "--model.net.image_size=16"]
+    line = refused(capsys, train, monkeypatch, tmp_path, "fit", *images, *sizes)
     assert "--model.net.image_size 32 (or --data.image_size 16)" in line
 
 
@@ -78,7 +75,7 @@ def test_a_run_goes_on_under_a_configuration_whose_sizes_are_null(images, tmp_pa
     listed = []
     list_images = folder.list_images
     monkeypatch.setattr(folder, "list_images", lambda *args: listed.append(args) or list_images(*args))
-    run = [*images, "--trainer.callbacks=LastCheckpoint", "--ckpt_path=auto"]
+    run = [*images, "--data.image_size=null", "--trainer.callbacks=LastCheckpoint", "--ckpt_path=auto"]
     numbers = ["--model.net.image_size=8", "--model.net.channels=1"]
     train(monkeypatch, tmp_path, "fit", *run, *numbers)
     train(monkeypatch, tmp_path, "fit", *run, *NULLS, "--trainer.max_steps=2")
@@ -141,7 +138,7 @@ def test_the_size_of_pictures_is_the_size_that_they_have_in_common(sides, option
 def test_latents_are_clipped_only_where_the_command_line_asks(data, words, clip):
     model = Namespace(init_args=Namespace(sampling=Namespace(clip=True)))
     config = Namespace(model=model, data=Namespace(class_path=f"uvit_decay.data.{data}"))
-    unclip_latents(config, words)
+    unclip_latents(config, list_given(words))
     assert config.model.init_args.sampling.clip is clip
 
 
@@ -170,21 +167,20 @@ def test_enlarged_images_are_remarked_on_in_training(size, said, tmp_path, caplo
     ],
 )
 def test_a_path_on_the_command_line_takes_the_other_data_of_a_configuration_away(
-    class_names, words, test_path, classes, tmp_path, caplog
+    class_names, words, test_path, classes, tmp_path
 ):
     tree(tmp_path, [f"{name}/0.png" for name in class_names])
     arguments = Namespace(path=str(tmp_path), test_path="test", classes="imagenet-1k")
     config = Namespace(data=Namespace(class_path="uvit_decay.data.AugmentedImages", init_args=arguments))
-    leave_out_other_data(config, words)
+    said = leave_out_other_data(config, list_given(words)) or ""
     assert (arguments.test_path, arguments.classes) == (test_path, classes)
-    said = [line for line in caplog.messages if "--data.test_path" in line]
-    assert len(said) == (test_path is None)
+    assert ("--data.test_path" in said) == (test_path is None)
 
 
 def test_latents_of_own_pictures_take_the_class_list_of_a_configuration_away(encoded):
     arguments = Namespace(path=str(encoded), test_path=None, classes="imagenet-100/cmc")
     config = Namespace(data=Namespace(class_path="uvit_decay.data.Latents", init_args=arguments))
-    leave_out_other_data(config, ["--config=c.yaml", "--data.path", str(encoded)])
+    leave_out_other_data(config, {"data.path": str(encoded)})
     assert arguments.classes is None
 
 
@@ -202,5 +198,54 @@ def test_latents_of_own_pictures_take_the_class_list_of_a_configuration_away(enc
 def test_a_schedule_without_alpha_min_on_the_command_line_takes_the_configurations_away(schedule, words, alpha_min):
     net = Namespace(init_args=Namespace(schedule=schedule, alpha_min=0.7))
     config = Namespace(model=Namespace(init_args=Namespace(net=net)))
-    reset_alpha_min(config, words)
+    reset_alpha_min(config, list_given(words))
     assert net.init_args.alpha_min == alpha_min
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--model.net.dim", "16", "--data.init_args.path=x"], {"model.net.dim": "16", "data.path": "x"}),
+        (["--data.path=x", "--config", "own.yaml", "--trainer.callbacks+=EMA"], {"trainer.callbacks": "EMA"}),
+        (
+            ["--model", "{class_path: A, init_args: {net: {init_args: {dim: 3}}}}"],
+            {"model.class_path": "A", "model.net.dim": 3},
+        ),
+    ],
+)
+def test_what_a_command_line_gives_is_known_by_flag(words, expected):
+    assert list_given(words) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "lengths"),
+    [
+        (["--minutes=5"], (-1, None)),
+        (["--minutes", "5", "--trainer.max_epochs", "2"], (2000, 2)),
+        (["--minutes", "5", "--trainer.max_steps", "2000"], (2000, None)),
+        ([], (2000, 2)),
+    ],
+)
+def test_minutes_of_the_command_line_replace_the_length_of_a_configuration(words, lengths):
+    config = Namespace(trainer=Namespace(max_steps=2000, max_epochs=2))
+    prefer_minutes(config, list_given(words))
+    assert (config.trainer.max_steps, config.trainer.max_epochs) == lengths
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("birds", "birds"),
+        ("birds/Train/", "birds"),
+        ("birds/data/images", "birds"),
+        ("birds.v2", "birds.v2"),
+        ("birds/train.zip", "birds"),
+        ("cifar10-train.zip", "cifar10-train"),
+        ("/data", "images"),
+        ("/pictures/birds/train/../..", "pictures"),
+        (None, "images"),
+    ],
+)
+def test_a_run_is_named_after_its_data(path, name):
+    data = Namespace(class_path="uvit_decay.data.Images", init_args=Namespace(path=path))
+    assert name_data(data) == name

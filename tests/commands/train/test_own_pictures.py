@@ -7,13 +7,11 @@ import torch
 import yaml
 from conftest import ROOT, refused, tiny_task, tiny_trainer, train
 from image_noise import tree
-from jsonargparse import Namespace
 from refusals import find_line
 
 from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.checkpoint import load
 from uvit_decay.commands.train.length import Pace, describe_longer, round_down
-from uvit_decay.commands.train.own_pictures import name_data, prefer_minutes
 from uvit_decay.data import Digits
 from uvit_decay.doctor import Plan
 from uvit_decay.doctor.rehearsal import rehearse
@@ -80,21 +78,6 @@ def test_a_run_on_own_pictures_ends_in_its_minutes_and_goes_on_as_one_of_as_many
     find_line(caplog.messages, "--minutes 15", f"step {steps + 2}")
 
 
-@pytest.mark.parametrize(
-    ("words", "lengths"),
-    [
-        (["--minutes=5"], (-1, None)),
-        (["--minutes", "5", "--trainer.max_epochs", "2"], (2000, 2)),
-        (["--minutes", "5", "--trainer.max_steps", "2000"], (2000, None)),
-        ([], (2000, 2)),
-    ],
-)
-def test_minutes_of_the_command_line_replace_the_length_of_a_configuration(words, lengths):
-    config = Namespace(trainer=Namespace(max_steps=2000, max_epochs=2))
-    prefer_minutes(config, words)
-    assert (config.trainer.max_steps, config.trainer.max_epochs) == lengths
-
-
 def test_minutes_that_suffice_for_no_step_are_refused(pictures, tmp_path, monkeypatch, capsys):
     words = [*CONFIG, *TINY, f"--data.path={pictures}", LAST]
     find_line(refused(capsys, train, monkeypatch, tmp_path, *words, "--minutes=1e-6"), "--minutes 1e-06", "max_steps")
@@ -138,13 +121,11 @@ def test_minutes_count_what_evaluations_take_and_make_what_they_share(tmp_path, 
 @pytest.mark.slow
 def test_few_pictures_have_no_metrics_and_these_are_not_missing_at_the_end(tmp_path, monkeypatch, caplog):
     tree(tmp_path / "pictures", [f"{kind}/{i}.png" for kind in ("cat", "dog") for i in range(20)])
-    words = [*TINY[:3], "--model.net.image_size=8", "--model.net.channels=1", "--model.net.num_classes=2"]
-    words += ["--data=Images", "--data.channels=1", "--data.holdout=0.2", f"--data.path={tmp_path / 'pictures'}"]
+    words = [*TINY[:3], "--data.image_size=8", f"--data.path={tmp_path / 'pictures'}"]
     words += ["--trainer.max_steps=1", "--ckpt_path=auto"]
     train(monkeypatch, tmp_path, "fit", *words)
     (run,) = (tmp_path / "runs").glob("*/version_0")
     assert not (run / "generation.jsonl").exists()
-    assert (run / "probes.jsonl").exists()
     launches = (run / "launches.jsonl").read_bytes()
     train(monkeypatch, tmp_path, "fit", *words)
     find_line(caplog.messages, "nothing is left to do", "step 1")
@@ -160,25 +141,6 @@ def test_numbers_that_were_sized_to_the_run_are_read_from_configurations_of_ac84
     printed = capsys.readouterr().out
     assert "num: 5000\n" in printed
     assert "max_reference: 50000\n" in printed
-
-
-@pytest.mark.parametrize(
-    ("path", "name"),
-    [
-        ("birds", "birds"),
-        ("birds/Train/", "birds"),
-        ("birds/data/images", "birds"),
-        ("birds.v2", "birds.v2"),
-        ("birds/train.zip", "birds"),
-        ("cifar10-train.zip", "cifar10-train"),
-        ("/data", "images"),
-        ("/pictures/birds/train/../..", "pictures"),
-        (None, "images"),
-    ],
-)
-def test_a_run_is_named_after_its_data(path, name):
-    data = Namespace(class_path="uvit_decay.data.Images", init_args=Namespace(path=path))
-    assert name_data(data) == name
 
 
 def test_the_command_that_trains_on_replaces_the_checkpoint():

@@ -4,8 +4,9 @@
     python train.py doctor ...the flags of fit: check the machine, the nodes and the disks, and estimate time and memory
     python train.py validate [--config ...] --ckpt_path runs/.../last.ckpt
 
-Without --config it is configs/digits.yaml, which trains on a CPU in minutes. A configuration is a file, or one of the
-package if there is no such file: --config digits or configs/digits.yaml. Every setting of a configuration is a flag,
+Without --config it is configs/digits.yaml, which trains on a CPU in minutes, or configs/pictures.yaml if --data or
+--data.path names other data. A configuration is a file, or one of the package if there is no such file: --config digits
+or configs/digits.yaml. Every setting of a configuration is a flag,
 and all flags of Lightning's Trainer are there as --trainer.<flag>. Flags have underscores; hyphens are accepted, too.
 
     --config digits                 a configuration: a file, or the name of one of the package
@@ -27,10 +28,17 @@ import time
 from collections.abc import Sequence
 
 from uvit_decay.commands.train.help import ABOUT, SUBCOMMANDS, format_fit_help
-from uvit_decay.commands.train.words import CONFIG_FLAGS, check_words
+from uvit_decay.commands.train.words import CONFIG_FLAGS, list_given, names_other_data
 from uvit_decay.runtime.command_line import respell
 from uvit_decay.runtime.errors import UserError, user_errors
-from uvit_decay.runtime.program import DEFAULT_CONFIG, check_launcher_variables, find_bundled, localise, quiet_libraries
+from uvit_decay.runtime.program import (
+    DEFAULT_CONFIG,
+    PICTURES_CONFIG,
+    check_launcher_variables,
+    find_bundled,
+    localise,
+    quiet_libraries,
+)
 from uvit_decay.runtime.signals import stoppable
 from uvit_decay.runtime.suggestions import did_you_mean
 
@@ -64,9 +72,8 @@ def _run(words: Sequence[str]) -> None:
         raise UserError(f"the subcommands of train.py are {', '.join(known)}: got {word}{hint}")
     named = any(arg.partition("=")[0] in CONFIG_FLAGS for arg in args)
     if args[0] in known and not named:
-        args[1:1] = ["--config", str(find_bundled(DEFAULT_CONFIG))]
-    if args[0] in known and "--help" not in args:
-        check_words(args[1:])
+        default = PICTURES_CONFIG if names_other_data(list_given(args)) else DEFAULT_CONFIG
+        args[1:1] = ["--config", str(find_bundled(default))]
     from uvit_decay.commands.train.launch import CLI  # imports Lightning, which takes seconds
 
     if args[0] == DOCTOR:

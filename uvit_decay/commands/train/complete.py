@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
+import os
 import pkgutil
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch.utilities import rank_zero_info
+from torch import device, nn
 
-from uvit_decay.commands.train.own_pictures import cap_batch, name_run, prefer_minutes, start_from_noise_if_unfit
-from uvit_decay.commands.train.words import CONFIG_FLAGS, sets_argument
-from uvit_decay.data import Digits, ImageData
+from uvit_decay.checkpoint.io import HOME, StoredModel
+from uvit_decay.commands.train.words import Given
+from uvit_decay.data import ImageData
 from uvit_decay.data.classes import class_list
 from uvit_decay.data.datamodule import Sizes
 from uvit_decay.data.latents import manifest
 from uvit_decay.data.latents.module import Latents
 from uvit_decay.data.listing import list_images
 from uvit_decay.decay import DEPTH_ATTENTION, SHORTCUTS
+from uvit_decay.runs.settings import resolve_class
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import at_home
+from uvit_decay.runtime.instantiate import Spec, build
+from uvit_decay.runtime.program import find_bundled
+from uvit_decay.tasks.init_from import find_misfits, read_weights
 
-CLIP_FLAG = re.compile(r"--model(\.init_args)?\.sampling(\.init_args)?(\.clip\b|[ =]\S*clip\b)")
-DATA_FLAG = re.compile(r"--data(\.(init_args\.)?path|\.class_path)?(=.*)?", re.DOTALL)
-MOST_SIDE = 64  # pixels for the default network, whose patches have 2
-NETWORK_TEXT = re.compile(r"--model(\.init_args)?(\.net)?[ =]\{")  # all settings of a network in one value
+GENERAL = ("train", "images", "data")  # names of folders that do not name the data
+ARCHIVES = (".zip", ".tar")
+Rule = Callable[[Namespace, Given], str | None]
 
 
-def complete(config: Namespace, words: Sequence[str], default: Path) -> ImageData | None:
+def complete(config: Namespace, given: Given) -> ImageData | None:
     """Complete the configuration of a run, before its classes are instantiated.
 
     A value is changed only if it is null, or if it comes from a configuration and is meant for other data or another
@@ -37,8 +41,7 @@ def complete(config: Namespace, words: Sequence[str], default: Path) -> ImageDat
 
     Args:
         config: the configuration, changed in place.
-        words: the command line, whose values are never changed.
-        default: path of the default configuration, which is used without --config.
+        given: the settings of the command line, whose values are never changed.
 
     Returns:
         The data module, if it was built to find its sizes, with its files listed; otherwise None.
@@ -46,91 +49,46 @@ def complete(config: Namespace, words: Sequence[str], default: Path) -> ImageDat
     Raises:
         UserError: the data cannot be listed.
     """
-    is_default = not _has_own_config(config, default)
-    leave_out_other_data(config, words)
-    prefer_minutes(config, words)
-    name_run(config)
-    reset_alpha_min(config, words)
-    unclip_latents(config, words)
-    if not is_default or sets_argument(words, "model.net.image_size"):
-        crop_to_network(config)
-    data = replace_default_sizes(config, words) if is_default else take_data_sizes(config)
-    start_from_noise_if_unfit(config, words)
+    for rule in (leave_out_other_data, prefer_minutes, name_run, reset_alpha_min, unclip_latents, crop_to_network):
+        _apply(rule, config, given)
+    data = take_data_sizes(config)
+    _apply(start_from_noise_if_unfit, config, given)
     if data is not None:
-        cap_batch(config, words, data)
+        cap_batch(config, given, data)
     return data
 
 
-def _has_own_config(config: Namespace, default: Path) -> bool:
-    """Return whether a --config differs from the default configuration."""
-    paths = [Path(str(path)).resolve() for path in config.get("config") or ()]
-    return any(path != default.resolve() for path in paths)
+def _apply(rule: Rule, config: Namespace, given: Given) -> None:
+    """Apply a rule to a configuration, and print its remark."""
+    remark = rule(config, given)
+    if remark:
+        rank_zero_info(remark)
 
 
-def find_default_sizes(config: Namespace, words: Sequence[str]) -> list[str]:
-    """Return which sizes of the default network are to follow the data: if the command line names data, all it leaves.
-
-    The sizes of the default configuration are the sizes of the digits.
-    """
-    names_data = any(map(DATA_FLAG.fullmatch, words)) and _find_data_class(config) is not Digits
-    if not names_data or NETWORK_TEXT.search(" ".join(words)):
-        return []
-    arguments = _find_network_arguments(config)
-    return [name for name in Sizes._fields if name in arguments and not sets_argument(words, f"model.net.{name}")]
-
-
-def replace_default_sizes(config: Namespace, words: Sequence[str]) -> ImageData | None:
-    """Replace the sizes of the default network by the sizes of the data that the command line names.
-
-    If the data cannot be opened, nothing is changed: the error comes when all processes have met, so that none waits.
-
-    Returns:
-        The data module, or None if no size is null.
-
-    Raises:
-        UserError: the data cannot be opened, and the command line sets a size to null.
-    """
-    arguments = _find_network_arguments(config)
-    followed = find_default_sizes(config, words)
-    sizes = {name: arguments[name] for name in followed}
-    for name in followed:
-        arguments[name] = None
-    with suppress(UserError):
-        return take_data_sizes(config, MOST_SIDE if "image_size" in followed else None)
-    for name, size in sizes.items():
-        arguments[name] = size
-    return take_data_sizes(config)
-
-
-def _sets_data_argument(words: Sequence[str], name: str) -> bool:
-    """Return whether a flag of the command line sets this argument of the data module, after the last --config."""
-    first = 0
-    for number, word in enumerate(words):
-        if word.partition("=")[0] in CONFIG_FLAGS:
-            first = number  # the configuration may replace the value of an earlier flag
-    return sets_argument(words[first:], f"data.{name}")
-
-
-def leave_out_other_data(config: Namespace, words: Sequence[str]) -> None:
+def leave_out_other_data(config: Namespace, given: Given) -> str | None:
     """Set test images and class list of a configuration to null if the command line names other data by --data.path.
 
-    What the command line sets stays. The class list also stays if the data have one of its classes: then they are a
-    copy of the configuration's data, or a part of it, which the data module refuses.
+    The class list stays if the data have one of its classes: then they are a copy of the configuration's data, or a
+    part of it, which the data module refuses.
     """
-    if not _sets_data_argument(words, "path"):
-        return
+    if "data.path" not in given:
+        return None
     arguments = config.data.init_args
-    for name in _find_other_data(config, words):
-        instead = "; --data.test_path or --data.holdout 0.1 gives test images" if name == "test_path" else ""
-        rank_zero_info(f"--data.path leaves out the configuration's {name} {arguments[name]}{instead}")
+    left_out = []
+    for name in list(_find_other_data(config, given)):
+        left_out.append(f"{name} {arguments[name]}")
         arguments[name] = None
+    if not left_out:
+        return None
+    instead = "; --data.test_path or --data.holdout 0.1 gives test images" if arguments.get("test_path") is None else ""
+    return f"--data.path leaves out the configuration's {' and '.join(left_out)}{instead}"
 
 
-def _find_other_data(config: Namespace, words: Sequence[str]) -> Iterator[str]:
+def _find_other_data(config: Namespace, given: Given) -> Iterator[str]:
     """Yield the arguments of the data module that a configuration sets for other data than the command line names."""
     arguments = config.data.init_args
     for name in ("test_path", "classes"):
-        if arguments.get(name) is None or _sets_data_argument(words, name):
+        if arguments.get(name) is None or f"data.{name}" in given:
             continue
         if name == "test_path" or not _has_class_of(arguments[name], config):
             yield name
@@ -152,25 +110,52 @@ def _has_class_of(name: str, config: Namespace) -> bool:
     return True
 
 
-def _find_network_arguments(config: Namespace) -> Namespace:
-    """Return the arguments of the network in a configuration, to be changed in place; empty if there are none."""
-    return config.model.get("init_args.net.init_args") or Namespace()
+def prefer_minutes(config: Namespace, given: Given) -> None:
+    """Let --minutes of the command line replace the length of a configuration; steps and epochs of flags stay."""
+    if "minutes" not in given or "trainer.max_epochs" in given:
+        return
+    config.trainer.max_epochs = None  # epochs of the configuration would end a run whose steps are a flag
+    if "trainer.max_steps" not in given:
+        config.trainer.max_steps = -1
 
 
-def reset_alpha_min(config: Namespace, words: Sequence[str]) -> None:
+def name_run(config: Namespace, given: Given) -> None:
+    """Name the experiment of a logger after the data if it is null."""
+    loggers = config.trainer.logger
+    for logger in loggers if isinstance(loggers, list) else [loggers]:
+        arguments = logger.get("init_args") if isinstance(logger, Namespace) else None
+        if arguments and "experiment" in arguments and arguments.experiment is None:
+            arguments.experiment = name_data(config.data)
+
+
+def name_data(data: Namespace) -> str:
+    """Return the name of the data of a configuration: of its file or folder, or of the class without a path.
+
+    If a folder has a general name, such as `train`, it is the name of the first folder around it that has another one.
+    """
+    path = data.get("init_args.path")
+    if path is not None:
+        path = Path(os.path.normpath(at_home(path).absolute()))  # `..` is no name
+        for part in (path.name, *(parent.name for parent in path.parents)):
+            name = part.removesuffix(path.suffix) if path.suffix.lower() in ARCHIVES else part
+            if name and name.lower() not in GENERAL:
+                return name
+    return data.class_path.rpartition(".")[2].lower()
+
+
+def reset_alpha_min(config: Namespace, given: Given) -> str | None:
     """Set alpha_min to 1 for a schedule of the command line that has none, unless the command line sets it.
 
     The alpha_min of a configuration belongs to the schedule of this configuration.
     """
-    sets_schedule = sets_argument(words, "model.net.schedule")
-    sets_alpha_min = sets_argument(words, "model.net.alpha_min")
     arguments = _find_network_arguments(config)
-    if not sets_schedule or sets_alpha_min or arguments.get("alpha_min") in (None, 1.0):
-        return
+    if "model.net.schedule" not in given or "model.net.alpha_min" in given:
+        return None
     schedule = arguments.get("schedule")
-    if isinstance(schedule, str) and _lacks_alpha_min(schedule):
-        arguments["alpha_min"] = 1.0
-        rank_zero_info(f"--model.net.alpha_min 1, because schedule {schedule} has no alpha_min")
+    if arguments.get("alpha_min") in (None, 1.0) or not isinstance(schedule, str) or not _lacks_alpha_min(schedule):
+        return None
+    arguments["alpha_min"] = 1.0
+    return f"--model.net.alpha_min 1, because schedule {schedule} has no alpha_min"
 
 
 def _lacks_alpha_min(schedule: str) -> bool:
@@ -181,45 +166,34 @@ def _lacks_alpha_min(schedule: str) -> bool:
     return kind is not None and not kind.falls
 
 
-def unclip_latents(config: Namespace, words: Sequence[str]) -> None:
+def unclip_latents(config: Namespace, given: Given) -> str | None:
     """Switch off `sampling.clip` of a configuration if the data are latents, unless the command line sets it.
 
     Clipping to [-1, 1] is for pixels; latents of unit variance exceed this range.
     """
     sampling = config.model.init_args.get("sampling")
     if not sampling or not sampling.get("clip") or not issubclass(_find_data_class(config), Latents):
-        return
-    if CLIP_FLAG.search(" ".join(words)):
-        rank_zero_info("warning: --model.sampling.clip clamps latents to [-1, 1] in sampling; it is meant for pixels")
-        return
+        return None
+    if "model.sampling.clip" in given:
+        return "warning: --model.sampling.clip clamps latents to [-1, 1] in sampling; it is meant for pixels"
     sampling.clip = None
-    rank_zero_info("sampling.clip of the configuration is off: it is for pixels, --model.sampling.clip true forces it")
+    return "sampling.clip of the configuration is off: it is for pixels, --model.sampling.clip true forces it"
 
 
-def _find_data_class(config: Namespace) -> type[ImageData]:
-    """Return the class of the data module in a configuration."""
-    return pkgutil.resolve_name(config.data.class_path)
-
-
-def crop_to_network(config: Namespace) -> None:
+def crop_to_network(config: Namespace, given: Given) -> str | None:
     """Crop images to the network's size if the data take any size and none was set."""
     arguments = config.data.get("init_args") or Namespace()
     size = _find_network_arguments(config).get("image_size")
     if "image_size" not in arguments or arguments["image_size"] is not None or size is None:
-        return
+        return None
     arguments["image_size"] = size
-    rank_zero_info(f"images are cropped to {size}x{size}, the network's size; --data.image_size sets another")
+    return f"images are cropped to {size}x{size}, the network's size; --data.image_size sets another"
 
 
-def take_data_sizes(config: Namespace, most_side: int | None = None) -> ImageData | None:
+def take_data_sizes(config: Namespace) -> ImageData | None:
     """Replace null sizes of the network by the sizes of the data; return the data module, or None without null sizes.
 
     If the size of the images is null as well, both get the size that the data module finds.
-
-    Args:
-        config: the configuration, changed in place.
-        most_side: the largest size to be found, in pixels; larger images are cropped to the usual size of the data
-            module. None: no limit.
     """
     arguments = _find_network_arguments(config)
     taken = [name for name in Sizes._fields if name in arguments and arguments[name] is None]
@@ -227,13 +201,9 @@ def take_data_sizes(config: Namespace, most_side: int | None = None) -> ImageDat
         return None
     data = _build_data(config.data)
     sizes = data.find_sizes()
-    is_open = config.data.get("init_args.image_size", 0) is None
-    if is_open and most_side is not None and sizes.image_size > most_side:
-        data.image_size = data.usual_size
-        sizes = sizes._replace(image_size=data.usual_size)
     for name in taken:
         arguments[name] = getattr(sizes, name)
-    if is_open:
+    if config.data.get("init_args.image_size", 0) is None:
         config.data.init_args.image_size = sizes.image_size
     values = ", ".join(f"{name} {arguments[name]}" for name in taken)
     rank_zero_info(f"the network has {values}, as the data")
@@ -262,3 +232,69 @@ def _tell_unguided(config: Namespace, sizes: Sizes) -> None:
         unused.append("sampling.guidance")
     if sizes.num_classes == 0 and unused:
         rank_zero_info(f"the data have no classes: {' and '.join(unused)} of the configuration do nothing")
+
+
+def start_from_noise_if_unfit(config: Namespace, given: Given) -> str | None:
+    """Set `init_from` to null if it is a bundled file whose weights the network of the configuration cannot take.
+
+    A file that the command line names, and any other file, must fit: it is checked before training.
+
+    Args:
+        config: the configuration, with the sizes of the network, changed in place.
+        given: the settings of the command line.
+    """
+    arguments = config.model.get("init_args") or Namespace()
+    file = arguments.get("init_from")
+    if file is None or "model.init_from" in given or not _is_bundled(Path(file)):
+        return None
+    misfit = _describe_misfit(read_weights(Path(file)), arguments.net)
+    if not misfit:
+        return None
+    arguments.init_from = None
+    return f"training begins from noise: {file} has {misfit}"
+
+
+def _is_bundled(file: Path) -> bool:
+    """Return whether a name means a file of the package, not a file of the working folder."""
+    bundled = find_bundled(file.as_posix())
+    if file.is_absolute() or not bundled.is_file():
+        return False
+    return not file.exists() or file.samefile(bundled)
+
+
+def _describe_misfit(stored: StoredModel, described: Namespace) -> str:
+    """Return what a file has and a network of the configuration has not; empty if the network can take its weights."""
+    spec = stored.card.net
+    if resolve_class(described.class_path) is not resolve_class(spec.class_path):
+        stored_name, name = (path.rpartition(".")[2] for path in (spec.class_path, described.class_path))
+        return f"a {stored_name}, this network is a {name}"
+    spec = Spec(spec.class_path, dict(described.init_args))
+    with device("meta"):
+        net = build(spec, nn.Module, HOME, where="the configuration")
+    misfits = find_misfits(stored, net, Spec.of(type(net), net.config))
+    return "; ".join(f"{change.name} {change.before}, this network has {change.now}" for change in misfits)
+
+
+def cap_batch(config: Namespace, given: Given, data: ImageData) -> None:
+    """Lower the batch of a configuration to the number of training images; a batch of the command line stays.
+
+    Args:
+        config: the configuration, changed in place.
+        given: the settings of the command line.
+        data: the data module of the configuration, which is changed, too.
+    """
+    count = data.count_train()
+    if count is None or data.batch_size <= count or "data.batch_size" in given:
+        return
+    rank_zero_info(f"--data.batch_size {count}, all training images: the configuration has {data.batch_size}")
+    data.batch_size = config.data.init_args.batch_size = count
+
+
+def _find_network_arguments(config: Namespace) -> Namespace:
+    """Return the arguments of the network in a configuration, to be changed in place; empty if there are none."""
+    return config.model.get("init_args.net.init_args") or Namespace()
+
+
+def _find_data_class(config: Namespace) -> type[ImageData]:
+    """Return the class of the data module in a configuration."""
+    return pkgutil.resolve_name(config.data.class_path)

@@ -29,6 +29,7 @@ from uvit_decay.commands.train.flags import find_flag
 from uvit_decay.commands.train.help import SUBCOMMANDS
 from uvit_decay.commands.train.length import describe_longer, find_steps
 from uvit_decay.commands.train.parser import TrainParser, check_nodes, check_values, limit, locate
+from uvit_decay.commands.train.words import list_given
 from uvit_decay.data import ImageData
 from uvit_decay.doctor import Plan
 from uvit_decay.nn import ImageNetwork  # noqa: F401  imports all networks, for the same reason
@@ -52,7 +53,6 @@ from uvit_decay.runtime.errors import RunEnded, UserError, explain, name_flags, 
 from uvit_decay.runtime.files import check_writable
 from uvit_decay.runtime.instantiate import Trusted
 from uvit_decay.runtime.precision import FLOAT16, product_ratio, trains_in_bf16
-from uvit_decay.runtime.program import DEFAULT_CONFIG, find_bundled
 from uvit_decay.runtime.validation import YAML_LOADER, flat
 from uvit_decay.tasks import Task
 from uvit_decay.tasks.file_digests import digest_files
@@ -163,7 +163,7 @@ class CLI(LightningCLI):
         config = self.config[self.config.subcommand]
         check_values(config)
         with _explain_instantiation():  # of the data module
-            self._opened = complete(config, rest, find_bundled(DEFAULT_CONFIG))
+            self._opened = complete(config, list_given(rest))
 
     def _choose_precision(self, loggers: list[Any]) -> str | None:
         """Return the precision that is asked for, which is saved; by default bf16-mixed where it is no slower.
