@@ -62,7 +62,7 @@ def metrics(**init_args):
         (metrics(num=10**9), ("num", 1, 10000000)),
         (metrics(max_reference=0), ("max_reference", 1)),
         (callback("LinearProbes", neighbours=0), "neighbours must be"),
-        (callback("LastCheckpoint", keep_every_n_steps=None), ("LastCheckpoint", "--trainer.callbacks.keep_every_n_steps", "int", "None")),
+        (callback("LastCheckpoint", keep_every_n_steps=None), ("--trainer.callbacks.keep_every_n_steps", "int")),
         (callback("CPUThreads", count=0), "count must be"),
         (["--config", "binary.yaml"], "text"),
         (["--config=text.yaml"], "text.yaml"),
