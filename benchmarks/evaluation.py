@@ -19,11 +19,11 @@ from torch_fidelity import feature_extractor_inceptionv3 as inception
 
 from benchmarks.cases import Agreement, Case, Compared, Setting
 from benchmarks.measuring import model_flops
+from uvit_decay.encoders import Inception
 from uvit_decay.evaluation.generation import Comparison
 from uvit_decay.evaluation.metric_table import MetricOptions
 from uvit_decay.evaluation.open_by_name import open_images
 from uvit_decay.images.io import save_pngs
-from uvit_decay.metrics import Inception
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.precision import Precision
 

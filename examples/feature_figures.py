@@ -21,10 +21,10 @@ from sklearn.manifold import TSNE, spectral_embedding
 from sklearn.metrics.pairwise import cosine_similarity
 from torch import Tensor
 
+from uvit_decay.encoders import ProbedNetwork, open_network
 from uvit_decay.evaluation import ImageSource, open_images
 from uvit_decay.generation.options import LoadingOptions
 from uvit_decay.nn import states_of
-from uvit_decay.representations import ProbedNetwork, open_network
 
 CHECKPOINT = Path(__file__).resolve().parents[1] / "checkpoints" / "digits.safetensors"
 CLASSES = 10  # in the t-SNE; more colours are hard to distinguish

@@ -32,9 +32,9 @@ from uvit_decay.data.named import SETS
 from uvit_decay.decay import SHORTCUTS
 from uvit_decay.diffusion.samplers import SAMPLERS
 from uvit_decay.diffusion.sampling import Sampling
-from uvit_decay.evaluation.feature_table import EXTRACTORS
+from uvit_decay.encoders import SmallClassifier, small_classifier
+from uvit_decay.encoders.table import EXTRACTORS
 from uvit_decay.evaluation.metric_table import METRICS
-from uvit_decay.metrics import SmallClassifier, small_classifier
 from uvit_decay.nn import MAE, ResNet, SiT, UViT, ViT
 from uvit_decay.representations.protocols import PROTOCOLS
 from uvit_decay.runtime.program import NUMBERS

@@ -12,7 +12,7 @@ from conftest import ROOT
 PACKAGE = ROOT / "uvit_decay"
 ISLANDS = {"nn", "diffusion", "data", "metrics", "representations"}
 ABOVE = {"evaluation", "compare", "runs", "tasks", "callbacks", "checkpoint", "generation", "doctor", "commands"}
-ABOVE |= {"hub"}
+ABOVE |= {"hub", "encoders"}
 FORBIDDEN = {
     "runtime": ISLANDS | ABOVE | {"decay"},
     "decay": ISLANDS | ABOVE,
@@ -21,12 +21,12 @@ FORBIDDEN = {
     "diffusion": (ISLANDS | ABOVE | {"decay"}) - {"diffusion"},
     "data": (ISLANDS | ABOVE | {"decay"}) - {"data"},
     "metrics": (ISLANDS | ABOVE | {"decay"}) - {"metrics"},
+    "encoders": ABOVE - {"encoders", "checkpoint", "generation", "runs"} | {"metrics", "representations", "decay"},
     "representations": {"evaluation", "tasks", "callbacks", "compare", "doctor", "commands", "decay", "hub"},
     "compare": (ISLANDS | ABOVE | {"decay"}) - {"compare", "evaluation", "runs"},  # reads the table of metrics
     "runs": (ISLANDS | ABOVE | {"decay"}) - {"runs", "data", "checkpoint"},
     "evaluation": {"tasks", "callbacks", "doctor", "commands", "hub"},
-    "tasks": ABOVE
-    - {"tasks", "runs", "generation", "checkpoint"},  # REPA's teacher is opened as probes open their networks
+    "tasks": ABOVE - {"tasks", "runs", "generation", "checkpoint", "encoders"},
     "callbacks": {"compare", "doctor", "commands", "hub"},
     "doctor": {"compare", "representations", "commands", "hub"},
     "checkpoint": ABOVE - {"checkpoint"} | {"representations"},
@@ -87,7 +87,9 @@ def test_lightning_is_imported_where_runs_are_made_and_nowhere_else():
 
 
 def test_what_samples_evaluates_compares_runs_and_reads_official_files_loads_no_lightning_at_all():
-    modules = [path for name in ("representations", "compare") for path in (PACKAGE / name).glob("[a-z]*.py")]
+    modules = []
+    for name in ("encoders", "metrics", "representations", "compare"):
+        modules += (PACKAGE / name).glob("[a-z]*.py")
     names = ["uvit_decay.checkpoint.convert", "uvit_decay.generation.samples"]
     names += [f"uvit_decay.{path.parent.name}.{path.stem}" for path in modules]
     program = f"import {', '.join(names)}, sys; assert 'lightning' not in sys.modules"

@@ -17,16 +17,16 @@ from uvit_decay.data.decoding import ResizedCentre
 from uvit_decay.diffusion.likelihood import log_likelihood
 from uvit_decay.diffusion.noise_path import VP
 from uvit_decay.diffusion.sampling import DiffusionModel
+from uvit_decay.encoders import DINOv2, Inception, SmallClassifier, inception_net
+from uvit_decay.encoders.networks import ProbedNetwork
+from uvit_decay.encoders.resize import RESIZE
 from uvit_decay.evaluation.extract import Extraction as Extract
 from uvit_decay.evaluation.image_sources import DatasetImages
 from uvit_decay.images.autoencoder import Autoencoder
-from uvit_decay.metrics import DINOv2, Inception, SmallClassifier, inception_net
 from uvit_decay.metrics.kid import kernel_distance
 from uvit_decay.metrics.precision_recall import precision_recall
-from uvit_decay.metrics.resize import RESIZE
 from uvit_decay.representations.classification import Classifying
 from uvit_decay.representations.logistic import fit_accuracy
-from uvit_decay.representations.networks import ProbedNetwork
 from uvit_decay.representations.noise import measure_noise_share
 from uvit_decay.representations.options import Classification, Probing
 from uvit_decay.representations.probing import Prober

@@ -7,7 +7,8 @@ import torch
 from refusals import raises_user_error
 from torch import nn
 
-from uvit_decay.evaluation import ArrayImages, FeatureOptions, NetworkFeatures, open_images
+from uvit_decay.encoders import FeatureOptions, NetworkFeatures
+from uvit_decay.evaluation import ArrayImages, open_images
 from uvit_decay.metrics import kernel_distance, label_consistency, mind, precision_recall
 from uvit_decay.representations import LinearProbe, Reconstructor, cknna, knn_accuracy, logistic_grid
 from uvit_decay.representations.features import TokenReader

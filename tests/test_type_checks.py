@@ -13,7 +13,7 @@ from uvit_decay.nn import ResNet, SiT, UViT, ViT
 from uvit_decay.representations import knn_accuracy, spectrum_entropy
 from uvit_decay.runtime.errors import UserError
 
-SUBPACKAGES = ("decay", "nn", "diffusion", "metrics", "evaluation", "representations")
+SUBPACKAGES = ("decay", "nn", "diffusion", "metrics", "encoders", "evaluation", "representations")
 INNER_LOOPS = {
     *("decay.schedule", "nn.base", "nn.block", "nn.embed", "nn.inputs"),
     *("diffusion.denoiser", "diffusion.ode", "diffusion.sde", "diffusion.dpm_solver"),

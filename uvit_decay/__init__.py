@@ -16,6 +16,7 @@ SUBPACKAGES = (
     "decay",
     "diffusion",
     "doctor",
+    "encoders",
     "evaluation",
     "generation",
     "hub",

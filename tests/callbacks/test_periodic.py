@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader
 from uvit_decay.callbacks import GenerationMetrics, LinearProbes, Preview
 from uvit_decay.data import Digits
 from uvit_decay.diffusion.sampling import Sampling
+from uvit_decay.encoders import SmallClassifier
 from uvit_decay.images.io import to_float
-from uvit_decay.metrics import SmallClassifier
 
 
 def test_tf32_may_be_named_before_the_network_is_on_its_gpu(tmp_path, monkeypatch):

@@ -25,7 +25,7 @@ from uvit_decay.doctor.cost import (
 from uvit_decay.doctor.environment import check_weights
 from uvit_decay.doctor.length import check_average, check_warmup
 from uvit_decay.doctor.rehearsal import Measurements, Rehearsal, rehearse, state_bytes
-from uvit_decay.metrics import Inception
+from uvit_decay.encoders import Inception
 from uvit_decay.tasks.optim.options import Optimization
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}

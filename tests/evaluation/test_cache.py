@@ -3,9 +3,9 @@
 import torch
 from conftest import trained_once
 
+from uvit_decay.encoders import SmallClassifier
 from uvit_decay.evaluation.cache import cache_folder, prepare_extractor
 from uvit_decay.evaluation.image_sources import DatasetImages, choose_reference
-from uvit_decay.metrics import SmallClassifier
 from uvit_decay.runtime.distributed import Processes
 
 SHAPE, CPU = (1, 8, 8), torch.device("cpu")

@@ -5,9 +5,9 @@ import torch
 from refusals import raises_user_error
 from torch import Tensor
 
+from uvit_decay.encoders.extractors import Extractor, Features
 from uvit_decay.evaluation.extract import Extraction, split_into_parts
 from uvit_decay.evaluation.image_sources import ImageSource
-from uvit_decay.metrics.extractors import Extractor, Features
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import UserError
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from refusals import find_line, raises_user_error
 
+from uvit_decay.encoders.extractors import Extractor, Features
 from uvit_decay.evaluation.metric_table import (
     Inputs,
     MetricOptions,
@@ -12,7 +13,6 @@ from uvit_decay.evaluation.metric_table import (
     name_metrics,
     summary,
 )
-from uvit_decay.metrics.extractors import Extractor, Features
 from uvit_decay.metrics.frechet import Moments
 
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from refusals import raises_user_error
 
+from uvit_decay.encoders import SmallClassifier
 from uvit_decay.evaluation.image_sources import ArrayImages
 from uvit_decay.evaluation.statistics_file import StatisticsFile
-from uvit_decay.metrics import SmallClassifier
 from uvit_decay.runtime.errors import UserError
 
 RANDOM = np.random.default_rng(0)

@@ -15,7 +15,7 @@ from uvit_decay.data.decoding import Decoding, ResizedCentre, centre_crop
 from uvit_decay.data.listing import list_images
 from uvit_decay.data.named import describe_test_images, open_data
 from uvit_decay.data.reading import OnDisk
-from uvit_decay.evaluation.feature_table import FeatureOptions
+from uvit_decay.encoders.table import FeatureOptions
 from uvit_decay.evaluation.generation import open_reference
 from uvit_decay.evaluation.image_sources import DatasetImages
 from uvit_decay.evaluation.open_by_name import open_images

@@ -18,12 +18,12 @@ from official_files import TINY, TINY_MAE, tiny, tiny_sit
 from uvit_decay.checkpoint import load, read_training_checkpoint
 from uvit_decay.checkpoint.convert import export_file, import_official
 from uvit_decay.data import Latents
+from uvit_decay.encoders import DINOv2, Inception, SmallClassifier
 from uvit_decay.evaluation.feature_store import FeatureStore
 from uvit_decay.evaluation.generation import open_reference
 from uvit_decay.evaluation.open_by_name import open_images
 from uvit_decay.evaluation.statistics_file import save_statistics
 from uvit_decay.images.autoencoder import Autoencoder
-from uvit_decay.metrics import DINOv2, Inception, SmallClassifier
 from uvit_decay.metrics.frechet import Moments
 from uvit_decay.runs.compatibility import check
 from uvit_decay.runtime.errors import UserError

@@ -15,11 +15,11 @@ from sklearn.preprocessing import StandardScaler
 from uvit_decay.commands.features import ProbedOptions
 from uvit_decay.data import Digits
 from uvit_decay.diffusion.noise_path import VP
+from uvit_decay.encoders.networks import ProbedNetwork, open_probed_data
 from uvit_decay.representations import recipes
 from uvit_decay.representations.checks import choose_images
 from uvit_decay.representations.classification import Classifying
 from uvit_decay.representations.linear_probes import IN100, accuracies
-from uvit_decay.representations.networks import ProbedNetwork, open_probed_data
 from uvit_decay.representations.options import Classification
 from uvit_decay.representations.protocols import PROTOCOLS, PointProtocol
 from uvit_decay.representations.recipes import Cells, draw_shots

@@ -13,7 +13,7 @@ from small_training import rows
 
 from uvit_decay.callbacks import GenerationMetrics, LinearProbes, RunLogger
 from uvit_decay.data import Digits
-from uvit_decay.metrics import SmallClassifier
+from uvit_decay.encoders import SmallClassifier
 from uvit_decay.runs import history
 
 HISTORIES = (history.PROBES, history.GENERATION)

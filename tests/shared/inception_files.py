@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from uvit_decay.metrics.extractors import Extractor
+from uvit_decay.encoders.extractors import Extractor
 
 
 def layout() -> dict[str, torch.Tensor]:

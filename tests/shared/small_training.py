@@ -15,7 +15,7 @@ from conftest import digits_config
 from programs import Launcher, Program, ranks
 
 MEASURED = {"train/images_per_second", "train/mfu", "train/memory_gib", "epoch"}  # what differs between equal runs
-CLASSIFIER = {"class_path": "uvit_decay.metrics.SmallClassifier", "init_args": {"steps": 3}}
+CLASSIFIER = {"class_path": "uvit_decay.encoders.SmallClassifier"}
 EVERY = {
     "LinearProbes": {"every_n_steps": 8, "times": [0.1], "max_train": 60, "max_test": 40},
     "GenerationMetrics": {"every_n_steps": 12, "num": 66, "extractor": CLASSIFIER},

@@ -59,7 +59,7 @@ def impatient(seconds: str) -> None:
 
 def quick() -> None:
     """Let the small classifier train for one cycle only."""
-    from uvit_decay.metrics import small_classifier
+    from uvit_decay.encoders import small_classifier
 
     small_classifier.CYCLES = 1
 

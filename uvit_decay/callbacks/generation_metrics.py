@@ -17,8 +17,9 @@ from uvit_decay.callbacks.periodic import PeriodicSampling, record
 from uvit_decay.callbacks.stopping import at_signals
 from uvit_decay.data import ImageData
 from uvit_decay.diffusion.sampling import Sampling
+from uvit_decay.encoders.extractors import Extractor
+from uvit_decay.encoders.table import FeatureOptions
 from uvit_decay.evaluation.cache import prepare_extractor
-from uvit_decay.evaluation.feature_table import FeatureOptions
 from uvit_decay.evaluation.generation import MOST_REFERENCE, Comparison, open_reference
 from uvit_decay.evaluation.image_sources import DatasetImages, GeneratedImages, ImageSource, choose_reference
 from uvit_decay.evaluation.metric_table import CONSISTENCY, MetricOptions, summary
@@ -29,7 +30,6 @@ from uvit_decay.generation.options import MOST_IMAGES
 from uvit_decay.generation.samples import Samples
 from uvit_decay.images.autoencoder import Autoencoder, decoder
 from uvit_decay.images.io import to_uint8
-from uvit_decay.metrics.extractors import Extractor
 from uvit_decay.runs.history import GENERATION
 from uvit_decay.runs.stage import describe_early, finds_no_class, is_early
 from uvit_decay.runtime.distributed import Processes

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from uvit_decay.data.datamodule import ImageData
+    from uvit_decay.encoders.networks import ProbedNetwork
     from uvit_decay.evaluation.image_sources import ImageSource
     from uvit_decay.representations.grid import Grid
-    from uvit_decay.representations.networks import ProbedNetwork
     from uvit_decay.representations.noise import NoiseTable
     from uvit_decay.runtime.precision import Precision
 
@@ -71,8 +71,8 @@ def probe(
     """
     from uvit_decay.commands.opening import claim_outputs, open_program
     from uvit_decay.data.named import describe_data
+    from uvit_decay.encoders.networks import open_network, open_probed_data
     from uvit_decay.representations.checks import check_probed, choose_images
-    from uvit_decay.representations.networks import open_network, open_probed_data
     from uvit_decay.representations.noise import measure_noise_share
     from uvit_decay.representations.probing import Prober
     from uvit_decay.representations.protocols import GridProtocol, find_protocol
@@ -158,8 +158,8 @@ def classify(
     check_ending("--out", out, ".json")
 
     from uvit_decay.commands.opening import claim_outputs, open_program
+    from uvit_decay.encoders.networks import open_network, open_probed_data
     from uvit_decay.representations.classification import Classifying, format_report
-    from uvit_decay.representations.networks import open_network, open_probed_data
     from uvit_decay.runtime.precision import chosen_precision
     from uvit_decay.runtime.validation import write_json
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from uvit_decay.evaluation.feature_table import DIGITS, FeatureOptions
+from uvit_decay.encoders.table import DIGITS, FeatureOptions
 from uvit_decay.evaluation.metric_table import MetricOptions
 from uvit_decay.generation.options import Count, SamplingOptions
 from uvit_decay.runtime.errors import UserError
@@ -17,9 +17,9 @@ from uvit_decay.runtime.instantiate import Trusted
 if TYPE_CHECKING:
     import torch
 
+    from uvit_decay.encoders.extractors import Extractor
     from uvit_decay.evaluation.generation import Comparison
     from uvit_decay.evaluation.image_sources import GeneratedImages, ImageSource
-    from uvit_decay.metrics.extractors import Extractor
     from uvit_decay.runtime.distributed import Processes
 
 GREY = 1  # channels of the digits

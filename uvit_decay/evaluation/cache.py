@@ -13,8 +13,8 @@ import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
+from uvit_decay.encoders.extractors import Extractor, TrainedExtractor
 from uvit_decay.evaluation.image_sources import ImageSource
-from uvit_decay.metrics.extractors import Extractor, TrainedExtractor
 from uvit_decay.runtime.distributed import Processes, batches
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import cache_folder, check_writable

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from uvit_decay.encoders.extractors import Features
 from uvit_decay.evaluation.cache import hash_metadata
 from uvit_decay.evaluation.image_sources import SOURCE
-from uvit_decay.metrics.extractors import Features
 from uvit_decay.metrics.frechet import Moments, Statistics
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import cache_folder, check_writable, remove_remains, writing

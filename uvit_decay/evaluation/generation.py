@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 
+from uvit_decay.encoders.extractors import Extractor
 from uvit_decay.evaluation.cache import hash_metadata
 from uvit_decay.evaluation.extract import Extraction
 from uvit_decay.evaluation.feature_store import FeatureStore
@@ -24,7 +25,6 @@ from uvit_decay.evaluation.metric_table import (
 from uvit_decay.evaluation.open_by_name import open_images
 from uvit_decay.evaluation.statistics_file import Reference, StatisticsFile
 from uvit_decay.metrics.consistency import label_consistency
-from uvit_decay.metrics.extractors import Extractor
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import UserError, check_whole
 from uvit_decay.runtime.files import at_home

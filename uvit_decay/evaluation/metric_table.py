@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from uvit_decay.encoders.extractors import Extractor
     from uvit_decay.evaluation.feature_store import FeatureStore
     from uvit_decay.evaluation.statistics_file import Reference
-    from uvit_decay.metrics.extractors import Extractor
 
 SPLITS = 10  # parts of the Inception Score
 NEIGHBOURS = 3  # k of precision and recall

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from uvit_decay.encoders.extractors import Extractor
 from uvit_decay.evaluation import npz
 from uvit_decay.evaluation.feature_store import FeatureStore
-from uvit_decay.metrics.extractors import Extractor
 from uvit_decay.metrics.frechet import Statistics, check_statistics
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import replacing

@@ -16,6 +16,7 @@ from uvit_decay.runtime.program import or_bundled
 from uvit_decay.runtime.typed import Bounds, check_types
 
 LARGEST_GRID = 10_000  # images; a grid is assembled in memory
+TIMM = "timm:"  # timm:NAME, with pretrained weights, or timm:NAME=FILE, with the weights of a file
 MOST_IMAGES = 10_000_000  # 200 times what papers sample
 
 Count = Annotated[int, Bounds(1, MOST_IMAGES)]

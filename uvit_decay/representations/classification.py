@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from uvit_decay.encoders.networks import ProbedNetwork, final_norm
 from uvit_decay.nn.intermediates import Pool, check_pool, layer_indices
 from uvit_decay.representations.checks import check_data, check_network, choose_images, default_layer
-from uvit_decay.representations.features import final_norm
-from uvit_decay.representations.networks import ProbedNetwork
 from uvit_decay.representations.options import TIME, Classification, Probing
 from uvit_decay.representations.probing import Prober
 from uvit_decay.representations.protocols import PointProtocol, find_protocol

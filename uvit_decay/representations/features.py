@@ -79,11 +79,6 @@ def compute_rows(
     return done
 
 
-def final_norm(net: nn.Module) -> nn.Module | None:
-    """Return the layer norm that a network applies after its last block; None if it has none."""
-    return dict(net.named_children()).get("norm")
-
-
 @dataclass(frozen=True)
 class TokenReader:
     """Reader of the token states of a network.

@@ -17,7 +17,6 @@ TIME = 0.1  # noise level of a denoiser's images where a command reads a single 
 NOISE_ALONE = "noise-share"  # --protocol of the noise share without probes
 NOISE_DRAWS = 4  # draws of each image for it
 CLASSIFYING = ("pool", "max_train", "max_test", "neighbours", "uniform", "draws", "epochs")  # options of classifiers
-TIMM = "timm:"  # timm:NAME, with pretrained weights, or timm:NAME=FILE, with the weights of a file
 Most = Annotated[int, Bounds(1, 2**31)]
 
 

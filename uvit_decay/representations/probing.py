@@ -16,9 +16,10 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from uvit_decay.diffusion.noise_path import NoisePath
+from uvit_decay.encoders.networks import final_norm
 from uvit_decay.nn.intermediates import HasIntermediates, Pool, has_class_token, layer_indices
 from uvit_decay.representations.checks import check_same_images, choose_images
-from uvit_decay.representations.features import TokenReader, compute_rows, final_norm
+from uvit_decay.representations.features import TokenReader, compute_rows
 from uvit_decay.representations.grid import RANKS, Grid
 from uvit_decay.representations.options import Probing
 from uvit_decay.representations.protocols import GridProtocol, find_protocol

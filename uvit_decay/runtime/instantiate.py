@@ -18,6 +18,8 @@ FORMER = {
     "uvit_decay.callbacks.generation": "uvit_decay.callbacks",
     "uvit_decay.callbacks.run_log": "uvit_decay.callbacks",
     "uvit_decay.callbacks.summary": "uvit_decay.callbacks",
+    "uvit_decay.evaluation": "uvit_decay.encoders",
+    "uvit_decay.metrics": "uvit_decay.encoders",
     "uvit_decay.tasks.auxiliary": "uvit_decay.tasks",
     "uvit_decay.tasks.dispersive": "uvit_decay.tasks",
     "uvit_decay.tasks.layersync": "uvit_decay.tasks",

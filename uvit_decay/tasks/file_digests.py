@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from uvit_decay.checkpoint.io import weights_file
-from uvit_decay.representations.networks import TIMM
+from uvit_decay.generation.options import TIMM
 from uvit_decay.runs.settings import DECIDES, SHA256, Settings, find_effect
 from uvit_decay.runtime.download import checksum
 from uvit_decay.runtime.errors import explain

@@ -26,7 +26,7 @@ def callback(name, package="uvit_decay.callbacks.", **init_args):
 
 
 def metrics(**init_args):
-    return callback("GenerationMetrics", extractor="uvit_decay.metrics.SmallClassifier", **init_args)
+    return callback("GenerationMetrics", extractor="uvit_decay.encoders.SmallClassifier", **init_args)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from uvit_decay.callbacks import EMA, GenerationMetrics, LinearProbes, Preview
 from uvit_decay.checkpoint import load
 from uvit_decay.data import Digits
 from uvit_decay.diffusion.noise_path import Linear
-from uvit_decay.metrics import SmallClassifier
+from uvit_decay.encoders import SmallClassifier
 from uvit_decay.nn import SiT
 from uvit_decay.runs import history
 from uvit_decay.tasks.parallel.sharding import Sharded, local_shard

@@ -14,11 +14,10 @@ from torch.nn.functional import cosine_similarity, interpolate
 
 from uvit_decay.data.batches import Batch
 from uvit_decay.data.datamodule import ImageData
+from uvit_decay.encoders.networks import ProbedNetwork, final_norm, fit_pictures, open_network
 from uvit_decay.generation.options import LoadingOptions
 from uvit_decay.nn.intermediates import layer_indices
 from uvit_decay.nn.mae import MAE
-from uvit_decay.representations.features import final_norm
-from uvit_decay.representations.networks import ProbedNetwork, fit_pictures, open_network
 from uvit_decay.runtime.errors import UserError, check_numbers, check_whole
 from uvit_decay.runtime.typed import check_types
 from uvit_decay.tasks.loader_data import LoaderData

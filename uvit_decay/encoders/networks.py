@@ -16,11 +16,10 @@ from torch.nn.functional import interpolate
 from uvit_decay import checkpoint
 from uvit_decay.checkpoint.detect import read_third_party
 from uvit_decay.diffusion.noise_path import NoisePath
-from uvit_decay.generation.options import LoadingOptions
+from uvit_decay.generation.options import TIMM, LoadingOptions
 from uvit_decay.images.autoencoder import LatentSpace
 from uvit_decay.nn.embed import PixelScale
 from uvit_decay.nn.intermediates import Layer, block_layers
-from uvit_decay.representations.options import TIMM
 from uvit_decay.runs.history import name_run, run_of
 from uvit_decay.runtime.errors import UserError, check_whole, explain
 from uvit_decay.runtime.files import at_home
@@ -67,6 +66,11 @@ class ProbedNetwork:
     def is_encoder(self) -> bool:
         """True if the network sees clean images."""
         return self.path is None
+
+
+def final_norm(net: nn.Module) -> nn.Module | None:
+    """Return the layer norm that a network applies after its last block; None if it has none."""
+    return dict(net.named_children()).get("norm")
 
 
 @check_types

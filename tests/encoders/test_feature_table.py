@@ -7,26 +7,26 @@ from conftest import ROOT
 from evaluations import refused
 from refusals import find_line
 
-from uvit_decay.evaluation.feature_table import EXTRACTORS, PROTOCOLS, FeatureOptions
-from uvit_decay.metrics import DINOv2, Inception, SmallClassifier
-from uvit_decay.metrics.resize import DINOv2Protocol, Protocol
+from uvit_decay.encoders import DINOv2, Inception, SmallClassifier
+from uvit_decay.encoders.resize import DINOv2Protocol, Protocol
+from uvit_decay.encoders.table import EXTRACTORS, RESIZINGS, FeatureOptions
 
 
-@pytest.mark.parametrize("name", PROTOCOLS)
+@pytest.mark.parametrize("name", RESIZINGS)
 def test_a_protocol_alone_is_enough(name):
     extractor = FeatureOptions(protocol=name).extractor(spatial=False)
-    assert isinstance(extractor, {"inception": Inception, "dinov2": DINOv2}[PROTOCOLS[name]])
+    assert isinstance(extractor, {"inception": Inception, "dinov2": DINOv2}[RESIZINGS[name]])
     assert extractor.protocol == name
     assert name in extractor.name
-    with_both = FeatureOptions(features=PROTOCOLS[name], protocol=name).extractor(spatial=False)
+    with_both = FeatureOptions(features=RESIZINGS[name], protocol=name).extractor(spatial=False)
     assert with_both.name == extractor.name
 
 
 def test_the_table_has_the_protocols_of_the_extractors_and_the_page_has_the_table():
-    assert list(PROTOCOLS) == [*get_args(Protocol), *get_args(DINOv2Protocol)]
-    assert set(PROTOCOLS.values()) < set(EXTRACTORS)
+    assert list(RESIZINGS) == [*get_args(Protocol), *get_args(DINOv2Protocol)]
+    assert set(RESIZINGS.values()) < set(EXTRACTORS)
     page = (ROOT / "docs" / "evaluation.md").read_text()
-    assert all(f"| `{name}` | {features} |" in page for name, features in PROTOCOLS.items())
+    assert all(f"| `{name}` | {features} |" in page for name, features in RESIZINGS.items())
 
 
 def test_defaults_are_what_they_were():

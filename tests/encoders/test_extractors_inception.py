@@ -10,9 +10,9 @@ from inception_files import prepare, random_weights
 from refusals import raises_user_error
 from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
-from uvit_decay.metrics import Inception
-from uvit_decay.metrics.extractors import Features
-from uvit_decay.metrics.resize import RESIZE
+from uvit_decay.encoders import Inception
+from uvit_decay.encoders.extractors import Features
+from uvit_decay.encoders.resize import RESIZE
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def test_grey_images_are_repeated_to_rgb_and_others_refused(inception, photograp
 
 
 def test_images_are_taken_a_few_at_a_time(inception, photographs, outputs, monkeypatch):
-    monkeypatch.setattr("uvit_decay.metrics.extractors._AT_ONCE", 1)
+    monkeypatch.setattr("uvit_decay.encoders.extractors._AT_ONCE", 1)
     parts = inception(photographs)
     assert all(close(a, b) for a, b in zip(parts, outputs, strict=True))
     assert [len(x) for x in inception(photographs[:0])] == [0, 0, 0]

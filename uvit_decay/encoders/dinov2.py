@@ -12,8 +12,8 @@ from einops import rearrange
 from jaxtyping import Float, Float32, UInt8
 from torch import Tensor, nn
 
-from uvit_decay.metrics.extractors import Extractor, Features
-from uvit_decay.metrics.resize import DINOV2_SIZE, RESIZE_DINOV2, DINOv2Protocol
+from uvit_decay.encoders.extractors import Extractor, Features
+from uvit_decay.encoders.resize import DINOV2_SIZE, RESIZE_DINOV2, DINOv2Protocol
 from uvit_decay.runtime.constants import IMAGENET_MEAN, IMAGENET_STD
 from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.precision import Precision, chosen_precision, computing

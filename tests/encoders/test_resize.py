@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 from torch_fidelity.interpolate_compat_tensorflow import interpolate_bilinear_2d_like_tensorflow1x
 
-from uvit_decay.metrics.resize import RESIZE, SIZE
+from uvit_decay.encoders.resize import RESIZE, SIZE
 
 SIZES = [(8, 8), (64, 48), (420, 512)]
 

@@ -1,7 +1,7 @@
 """Feature extractors for metrics: uint8 images to float32 features and class logits, independent of global settings.
 
 n = images, d = features, k = classes. An extractor is a class, and an entry of EXTRACTORS in
-`uvit_decay/evaluation/feature_table.py` if commands may name it; docs/extending.md shows how to add one. Libraries are
+`uvit_decay/encoders/table.py` if commands may name it; docs/extending.md shows how to add one. Libraries are
 imported at first use: parsers of options import this module.
 """
 
@@ -16,14 +16,14 @@ from einops import repeat
 from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor
 
-from uvit_decay.metrics import resize
+from uvit_decay.encoders import resize
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.precision import Precision, chosen_precision, computing
 from uvit_decay.runtime.typed import check_types
 from uvit_decay.runtime.validation import check_compile
 
 if TYPE_CHECKING:
-    from uvit_decay.metrics.inception_net import InceptionV3
+    from uvit_decay.encoders.inception_net import InceptionV3
 
 UInt8Images = UInt8[Tensor, "n c h w"]
 Labels = Int64[Tensor, " n"]
@@ -177,7 +177,7 @@ class Inception(Extractor):
     def prepare(self, images: UInt8Images, labels: Labels, device: torch.device) -> None:
         chosen_precision(self.precision, device)  # a UserError for one that the device lacks
         if self.net is None:
-            from uvit_decay.metrics.inception_net import InceptionV3, weights_file
+            from uvit_decay.encoders.inception_net import InceptionV3, weights_file
             from uvit_decay.runtime.download import checksum
 
             path = weights_file(self.weights)
@@ -199,7 +199,7 @@ class Inception(Extractor):
         return joined
 
     def missing(self) -> str | None:
-        from uvit_decay.metrics.inception_net import locate_cached_weights
+        from uvit_decay.encoders.inception_net import locate_cached_weights
 
         cached = locate_cached_weights()
         if self.weights is not None or cached.exists():

@@ -1,4 +1,4 @@
-"""The tables of features: a protocol is one entry of PROTOCOLS, an extractor one of EXTRACTORS, or a network in a file.
+"""The tables of features: a protocol is one entry of RESIZINGS, an extractor one of EXTRACTORS, or a network in a file.
 
 Commands and their help read the tables; docs/extending.md shows how to add an entry. Extractors are imported by the
 functions that create them, so that --help needs no torch.
@@ -11,18 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-from uvit_decay.generation.options import PrecisionOption
-from uvit_decay.representations.options import TIMM
+from uvit_decay.generation.options import TIMM, PrecisionOption
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.typed import Bounds, check_types
 
 if TYPE_CHECKING:
-    from uvit_decay.metrics.extractors import Extractor
+    from uvit_decay.encoders.extractors import Extractor
 
 
 # Protocols, which are ways to resize images for an extractor, and their extractors. The name of the protocol is part of
 # the name of every value. The first protocol of an extractor is its default; the first of all is the commands' default.
-PROTOCOLS = {
+RESIZINGS = {
     "pytorch-fid": "inception",
     "adm": "inception",
     "clean": "inception",
@@ -53,7 +52,7 @@ class ExtractorRequest(NamedTuple):
 
 
 def _inception(request: ExtractorRequest) -> Extractor:
-    from uvit_decay.metrics import Inception
+    from uvit_decay.encoders import Inception
 
     options = request.options
     return Inception(
@@ -62,14 +61,14 @@ def _inception(request: ExtractorRequest) -> Extractor:
 
 
 def _small_cnn(request: ExtractorRequest) -> Extractor:
-    from uvit_decay.metrics import SmallClassifier
+    from uvit_decay.encoders import SmallClassifier
 
     _check_float32(request.options)
     return SmallClassifier()
 
 
 def _dinov2(request: ExtractorRequest) -> Extractor:
-    from uvit_decay.metrics import DINOv2
+    from uvit_decay.encoders import DINOv2
 
     options = request.options
     return DINOv2(options.dinov2_weights, request.protocol, options.compile, options.feature_precision)
@@ -77,7 +76,7 @@ def _dinov2(request: ExtractorRequest) -> Extractor:
 
 def _network(request: ExtractorRequest) -> Extractor:
     """Return the features of a network in a file; it is loaded."""
-    from uvit_decay.evaluation.network_features import NetworkFeatures
+    from uvit_decay.encoders.network_features import NetworkFeatures
 
     _check_float32(request.options)
     return NetworkFeatures(request.options.name, request.trusted)
@@ -106,8 +105,8 @@ class FeatureOptions:
     Args:
         features: an extractor, one of {", ".join(EXTRACTORS)}; or a network: the .ckpt or .safetensors of an encoder or
             classifier, timm:NAME=FILE, or timm:NAME with pretrained weights; default: the protocol's.
-        protocol: {", ".join(PROTOCOLS)}: how images are resized for inception or dinov2, as docs/evaluation.md says;
-            other features ignore it; default: {next(iter(PROTOCOLS))}, or the first of --features.
+        protocol: {", ".join(RESIZINGS)}: how images are resized for inception or dinov2, as docs/evaluation.md says;
+            other features ignore it; default: {next(iter(RESIZINGS))}, or the first of --features.
         inception_weights: the file that torch-fidelity uses; default: torch's cache, or download.
         dinov2_weights: a file of timm or facebookresearch/dinov2; default: timm's in the cache, or download.
         image_size: crop images of files to this size, as ADM does.
@@ -124,8 +123,8 @@ class FeatureOptions:
     feature_precision: PrecisionOption = "float32"
 
     def __post_init__(self) -> None:
-        if self.protocol not in (None, *PROTOCOLS):
-            raise UserError(f"--protocol takes one of {', '.join(PROTOCOLS)}, got {self.protocol!r}")
+        if self.protocol not in (None, *RESIZINGS):
+            raise UserError(f"--protocol takes one of {', '.join(RESIZINGS)}, got {self.protocol!r}")
         own = self._own_protocols()
         if self.protocol is not None and own and self.protocol not in own:
             known = ", ".join(own)
@@ -136,11 +135,11 @@ class FeatureOptions:
         """Name of the extractor: --features, or the protocol's extractor."""
         if self.features:
             return self.features
-        return PROTOCOLS[self.protocol or next(iter(PROTOCOLS))]
+        return RESIZINGS[self.protocol or next(iter(RESIZINGS))]
 
     def _own_protocols(self) -> list[str]:
         """Return the protocols of the extractor; an extractor without protocols ignores --protocol."""
-        return [name for name, features in PROTOCOLS.items() if features == self.name]
+        return [name for name, features in RESIZINGS.items() if features == self.name]
 
     @property
     def is_network(self) -> bool:

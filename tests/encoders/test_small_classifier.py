@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from uvit_decay.metrics import Features, SmallClassifier, small_classifier
+from uvit_decay.encoders import Features, SmallClassifier, small_classifier
 
 CPU = torch.device("cpu")
 

@@ -8,7 +8,7 @@ import torch
 from inception_files import prepare, random_weights
 from refusals import find_line, raises_user_error
 
-from uvit_decay.metrics import Inception, inception_net
+from uvit_decay.encoders import Inception, inception_net
 from uvit_decay.runtime.errors import UserError
 
 

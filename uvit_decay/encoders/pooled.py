@@ -14,22 +14,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from uvit_decay.generation.options import LoadingOptions
-from uvit_decay.nn.base import DecayedNet
-from uvit_decay.nn.embed import PixelScale
-from uvit_decay.nn.intermediates import HasIntermediates, PoolsFeatures, pooled, states_of
-from uvit_decay.nn.resnet import ResNet
-from uvit_decay.nn.vit import Encoder
-from uvit_decay.representations.features import final_norm
-from uvit_decay.representations.networks import (
+from uvit_decay.encoders.networks import (
     Interpolation,
     check_timm_name,
+    final_norm,
     fit_pictures,
     load_pretrained,
     load_timm_weights,
     open_network,
 )
-from uvit_decay.representations.options import TIMM
+from uvit_decay.generation.options import TIMM, LoadingOptions
+from uvit_decay.nn.base import DecayedNet
+from uvit_decay.nn.embed import PixelScale
+from uvit_decay.nn.intermediates import HasIntermediates, PoolsFeatures, pooled, states_of
+from uvit_decay.nn.resnet import ResNet
+from uvit_decay.nn.vit import Encoder
 from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.files import at_home
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from uvit_decay.encoders.extractors import Extractor, Features
+from uvit_decay.encoders.pooled import PooledNetwork, open_pooled
 from uvit_decay.images.io import to_float
-from uvit_decay.metrics.extractors import Extractor, Features
-from uvit_decay.representations.pooled import PooledNetwork, open_pooled
 from uvit_decay.runtime.tensor_files import digest
 from uvit_decay.runtime.typed import check_types
 

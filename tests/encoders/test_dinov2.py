@@ -15,9 +15,9 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as vision
 
-from uvit_decay.metrics import DINOv2, dinov2
-from uvit_decay.metrics.dinov2 import DINOv2Net, positions_at
-from uvit_decay.metrics.resize import DINOV2_SIZE, RESIZE_DINOV2
+from uvit_decay.encoders import DINOv2, dinov2
+from uvit_decay.encoders.dinov2 import DINOv2Net, positions_at
+from uvit_decay.encoders.resize import DINOV2_SIZE, RESIZE_DINOV2
 from uvit_decay.runtime.errors import UserError
 
 
@@ -110,7 +110,7 @@ def test_grey_images_precisions_and_batches(weights, photographs, monkeypatch):
     grey = photographs[:, :1]
     assert torch.equal(extractor(grey).features, extractor(grey.expand(-1, 3, -1, -1)).features)
     whole = extractor(photographs).features
-    monkeypatch.setattr("uvit_decay.metrics.dinov2._AT_ONCE", 2)
+    monkeypatch.setattr("uvit_decay.encoders.dinov2._AT_ONCE", 2)
     torch.testing.assert_close(extractor(photographs).features, whole)
     compiled = prepared(weights, compile="eager")
     torch.testing.assert_close(compiled(photographs).features, whole)
@@ -137,7 +137,7 @@ def refused(path):
         ({"norm.bias": torch.zeros(3)}, ("norm.bias", "(3,)", "(128,)")),
         ({"norm.bias": torch.zeros(WIDTH, dtype=torch.int64)}, ("norm.bias", "torch.int64", "torch.float32")),
         ({"norm.bias": torch.full((WIDTH,), torch.nan)}, ("norm.bias", "NaN")),
-        ({"norm.bias": torch.zeros(WIDTH).to_sparse()}, "plain tensors"),
+        ({"norm.bias": torch.zeros(WIDTH).to_sparse()}, "plain tensor"),
         ({3: torch.zeros(WIDTH)}, ("other.pth", "str", "'3'")),
     ],
 )

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 from torch_fidelity.feature_extractor_inceptionv3 import URL_INCEPTION_V3, BasicConv2d, FeatureExtractorInceptionV3
 
-from uvit_decay.metrics.resize import RESIZE, Protocol
+from uvit_decay.encoders.resize import RESIZE, Protocol
 from uvit_decay.runtime.download import download
 from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.tensor_files import load_weights
