@@ -133,7 +133,12 @@ def attach(
         raise UserError(f"the schedule {schedule!r} has no shortcuts to attach; use the networks of uvit_decay.nn")
     if weights.per_channel and dim is None:
         raise UserError(f"the schedule {schedule!r} learns a weight for each channel; give their number, `dim`")
-    _check_scales(groups, weights, schedule)
+    for group, first, last in _numbered(groups):
+        if set(weights.scales[first:last]) != {1.0} and not isinstance(group, HookedPair):
+            raise UserError(
+                f"the schedule {schedule!r} scales norms, which this model does not separate from its branches; "
+                "use another schedule"
+            )
     device = torch.device("cpu")  # of a model without parameters
     for parameter in model.parameters():
         device = parameter.device
@@ -148,16 +153,6 @@ def attach(
         if pairs is not None:
             attached.order = ExecutionOrder(model, groups)
     return attached
-
-
-def _check_scales(groups: Sequence[HookedBranches], weights: Shortcuts, schedule: Schedule) -> None:
-    """Raise a UserError if the norms of a branch are scaled, and the branch is not a pair of a norm and an end."""
-    for group, first, last in _numbered(groups):
-        if set(weights.scales[first:last]) != {1.0} and not isinstance(group, HookedPair):
-            raise UserError(
-                f"the schedule {schedule!r} scales norms, which this model does not separate from its branches; "
-                "use another schedule"
-            )
 
 
 def _numbered(groups: Sequence[HookedBranches]) -> Iterator[tuple[HookedBranches, int, int]]:

@@ -175,7 +175,15 @@ class DiffusionModel:
         if sampling.method.learned_variance and not self.learned_variance:
             raise UserError(f"sampler {sampling.sampler} needs a network with a learned variance, as DiT's; use ddpm")
         if self.guide is not None:
-            self._check_guide(self.guide, sampling)
+            for name in ("shape", "num_classes", "path", "pixels"):
+                ours = getattr(self, name)
+                theirs = getattr(self.guide, name)
+                if ours != theirs:
+                    raise UserError(
+                        f"--guide has {name} {theirs}, --ckpt has {ours}; name a guide with the same {name}"
+                    )
+            if sampling.guidance_channels is not None:
+                raise UserError("--guidance-channels is for guidance by the null label; leave it out with --guide")
             return
         if sampling.guidance == 1.0:
             return
@@ -205,16 +213,6 @@ class DiffusionModel:
         if len(labels) != len(indices):
             raise UserError(f"labels: give one for each of the {len(indices)} indices, got {len(labels)}")
         return indices, labels
-
-    def _check_guide(self, guide: DiffusionModel, sampling: Sampling) -> None:
-        """Raise a UserError unless the guide makes images of the same shape, classes and noise path."""
-        for name in ("shape", "num_classes", "path", "pixels"):
-            ours = getattr(self, name)
-            theirs = getattr(guide, name)
-            if ours != theirs:
-                raise UserError(f"--guide has {name} {theirs}, --ckpt has {ours}; name a guide with the same {name}")
-        if sampling.guidance_channels is not None:
-            raise UserError("--guidance-channels is for guidance by the null label; leave it out with --guide")
 
     def denoiser(self, sampling: Sampling, labels: RowNumbers | None) -> Denoiser:
         """Return the denoiser to integrate, with the guidance of `sampling`, for a batch with these labels."""

@@ -128,7 +128,12 @@ class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         self.dim = dim
         self.checkpointing = checkpointing
         self.learned_variance = learned_variance
-        self._build_embeddings(patch_size)
+        self.x_embedder = PatchEmbed(image_size, patch_size, channels, dim)
+        self.t_embedder = TimestepEmbedder(dim)
+        if num_classes:
+            self.y_embedder = LabelEmbedder(num_classes + self.null_label, dim)
+        # Fixed, but a parameter, because published state_dicts contain it and their EMA includes it.
+        self.pos_embed = nn.Parameter(sincos_positions(image_size // patch_size, dim)[None], requires_grad=False)
         block = partial(AdaLNBlock, dim, heads, mlp_ratio, qk_norm=qk_norm, norm_type=norm_type)
         if wiring == "official":
             self.blocks = nn.ModuleList([block() for _ in range(depth)])
@@ -144,16 +149,6 @@ class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         tokens = self.x_embedder.tokens
         self.record_long_skips(plan_mirrored_skips(depth, self._skips(), tokens, boundary=skip == "concat"))
         self.output_skip = build_output_skip(self.config, dim)
-
-    def _build_embeddings(self, patch_size: int) -> None:
-        """Create the embeddings of patches, time, labels and positions."""
-        self.x_embedder = PatchEmbed(self.image_size, patch_size, self.channels, self.dim)
-        self.t_embedder = TimestepEmbedder(self.dim)
-        if self.num_classes:
-            self.y_embedder = LabelEmbedder(self.num_classes + self.null_label, self.dim)
-        # Fixed, but a parameter, because published state_dicts contain it and their EMA includes it.
-        positions = sincos_positions(self.image_size // patch_size, self.dim)
-        self.pos_embed = nn.Parameter(positions[None], requires_grad=False)
 
     def _init_weights(self) -> None:
         """Initialise as published: xavier-uniform maps, embeddings of std 0.02, branches and output of 0."""

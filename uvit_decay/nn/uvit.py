@@ -114,7 +114,13 @@ class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         self.time_scale = time_scale
         self.checkpointing = checkpointing
 
-        self._build_embeddings(patch_size, mlp_time_embed)
+        self.patch_embed = PatchEmbed(image_size, patch_size, channels, dim)
+        self.time_embed = nn.Identity()
+        if mlp_time_embed:
+            self.time_embed = nn.Sequential(nn.Linear(dim, 4 * dim), nn.SiLU(), nn.Linear(4 * dim, dim))
+        if num_classes:
+            self.label_emb = nn.Embedding(num_classes + self.null_label, dim)
+        self.pos_embed = nn.Parameter(torch.zeros(1, self.num_prefix_tokens + self.patch_embed.tokens, dim))
         block = partial(Block, dim, heads, mlp_ratio, qkv_bias, qk_norm=qk_norm, norm_type=norm_type)
         self.in_blocks = nn.ModuleList([block() for _ in range(depth // 2)])
         self.mid_block = block()
@@ -132,18 +138,6 @@ class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
             self.silence(self.blocks())
         self.record_long_skips(plan_mirrored_skips(depth + 1, depth // 2 * skip, self.pos_embed.shape[1]))
         self.output_skip = build_output_skip(self.config, dim)
-
-    def _build_embeddings(self, patch_size: int, mlp_time_embed: bool) -> None:
-        """Create the embeddings of patches, time, labels and positions."""
-        dim = self.dim
-        self.patch_embed = PatchEmbed(self.image_size, patch_size, self.channels, dim)
-        self.time_embed = nn.Identity()
-        if mlp_time_embed:
-            self.time_embed = nn.Sequential(nn.Linear(dim, 4 * dim), nn.SiLU(), nn.Linear(4 * dim, dim))
-        if self.num_classes:
-            self.label_emb = nn.Embedding(self.num_classes + self.null_label, dim)
-        tokens = self.num_prefix_tokens + self.patch_embed.tokens
-        self.pos_embed = nn.Parameter(torch.zeros(1, tokens, dim))
 
     def blocks(self) -> list[Block]:
         """Return all blocks in execution order."""

@@ -118,13 +118,11 @@ class DispersiveLoss(AuxiliaryLoss):
             # sum_ij exp(-d_ij / tau) = B + 2 sum over pairs
             pairs = math.log(2) + torch.logsumexp(-distances / self.tau, dim=0)
             total = torch.logaddexp(pairs, pairs.new_tensor(math.log(count)))
-            self._note(distances, pairs - total)
+            self.figures = {
+                "distance": distances.detach().mean(),
+                "gradient_left": (pairs - total).detach().exp(),
+            }
             return total - 2 * math.log(count)
-
-    @torch.no_grad()
-    def _note(self, distances: Tensor, log_share: Tensor) -> None:
-        """Keep two figures for the log: the mean squared distance, and the share of the gradient that is left."""
-        self.figures = {"distance": distances.mean(), "gradient_left": log_share.exp()}
 
     def remark(self, figures: dict[str, float]) -> str | None:
         """Return one line when less than SPENT of the gradient is left, once in a run."""
