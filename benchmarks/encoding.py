@@ -17,10 +17,10 @@ from benchmarks import made
 from benchmarks.cases import Agreement, Case, Compared, Setting
 from benchmarks.measuring import model_flops
 from benchmarks.plain.loading import extract
-from uvit_decay.data.latents.encode import describe, encode
-from uvit_decay.data.latents.shards import LatentSet
 from uvit_decay.data.listing import list_images
-from uvit_decay.images.autoencoder import Autoencoder
+from uvit_decay.latents.autoencoder import Autoencoder
+from uvit_decay.latents.encode import describe, encode
+from uvit_decay.latents.shards import LatentSet
 from uvit_decay.runtime.distributed import Processes
 
 TOLERANCES = {"float32": 2e-3, "bf16": 0.05}  # of the moments, relative to their norm; ours are stored in float16

@@ -23,7 +23,7 @@ from uvit_decay.encoders import Inception
 from uvit_decay.evaluation.generation import Comparison
 from uvit_decay.evaluation.metric_table import MetricOptions
 from uvit_decay.evaluation.open_by_name import open_images
-from uvit_decay.images.io import save_pngs
+from uvit_decay.pictures import save_pngs
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.precision import Precision
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 
 from benchmarks import made
-from uvit_decay.data.latents.manifest import read
-from uvit_decay.data.latents.shards import LatentSet, write_labels
+from uvit_decay.latents.manifest import read
+from uvit_decay.latents.shards import LatentSet, write_labels
 
 IMAGENET = 1_281_167
 

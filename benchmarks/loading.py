@@ -17,8 +17,8 @@ from benchmarks.cases import Agreement, Case, Compared, Setting
 from benchmarks.plain import loading as plain
 from uvit_decay.data import Augment, AugmentedImages
 from uvit_decay.data.batches import InMemory, StepLoader
-from uvit_decay.data.latents.shards import LatentSet
-from uvit_decay.images.io import to_float
+from uvit_decay.latents.shards import LatentSet
+from uvit_decay.pictures import to_float
 from uvit_decay.runtime.random import normal
 
 TOLERANCE = 0.05  # of mean and standard deviation: the random changes are not the same

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from uvit_decay.data.batches import ImageSet, StepLoader, StepSampler, mirror_half
 from uvit_decay.data.classes import class_hash
-from uvit_decay.data.latents.manifest import Manifest, Sums
-from uvit_decay.data.latents.shards import Shard, write_labels, write_shard
-from uvit_decay.images.autoencoder import LatentSpace
+from uvit_decay.latents.manifest import Manifest, Sums
+from uvit_decay.latents.shards import Shard, write_labels, write_shard
+from uvit_decay.latents.space import LatentSpace
 
 SPACE = LatentSpace("random", "", 0.18215, 0.0, 4, 8)
 

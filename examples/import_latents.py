@@ -31,9 +31,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from uvit_decay.data.classes import class_hash, ordered_class_list
-from uvit_decay.data.latents.manifest import Manifest, Sums, statistics
-from uvit_decay.data.latents.shards import Shard, write_labels, write_shard
-from uvit_decay.images.autoencoder import NO_VARIANCE, LatentSpace
+from uvit_decay.latents.autoencoder import NO_VARIANCE
+from uvit_decay.latents.manifest import Manifest, Sums, statistics
+from uvit_decay.latents.shards import Shard, write_labels, write_shard
+from uvit_decay.latents.space import LatentSpace
 
 STABLE_DIFFUSION = 0.18215  # scaling factor in the code of fast-DiT and REPA
 SHARD = 1024  # images in a file

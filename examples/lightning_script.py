@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import uvit_decay
 from uvit_decay.diffusion import Linear, Sampling
-from uvit_decay.images.io import labelled_grid
+from uvit_decay.pictures import labelled_grid
 from uvit_decay.tasks import Optimization
 
 

@@ -21,7 +21,7 @@ from small_training import CLASSIFIER
 
 from uvit_decay.compare.differences import remarks
 from uvit_decay.compare.runs import BEST, ENTROPY, KNN, ON_TEST, FinishedRun
-from uvit_decay.images.io import save_npz
+from uvit_decay.pictures import save_npz
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 OTHERS = ("LOG.md", "extending.md", "index.md", "CONTRIBUTING.md")  # test_extending.py, test_site.py; these two include

@@ -11,7 +11,7 @@ from refusals import find_line
 from refusals import refused as refuse
 from test_docs import code
 
-from uvit_decay.images.io import save_npz
+from uvit_decay.pictures import save_npz
 
 
 def test_a_network_that_lacks_something_is_refused_before_training(mine, tmp_path, monkeypatch, capsys):

@@ -17,7 +17,7 @@ from uvit_decay.callbacks.last_checkpoint import AtomicCheckpointIO
 from uvit_decay.checkpoint.convert import export_file
 from uvit_decay.evaluation.feature_store import FeatureStore
 from uvit_decay.evaluation.report_html import Report, write_html
-from uvit_decay.images.io import labelled_grid, save_image, save_npz
+from uvit_decay.pictures import labelled_grid, save_image, save_npz
 from uvit_decay.runtime.errors import user_errors
 from uvit_decay.runtime.tensor_files import save_tensors
 

@@ -16,7 +16,8 @@ ABOVE |= {"hub", "encoders"}
 FORBIDDEN = {
     "runtime": ISLANDS | ABOVE | {"decay"},
     "decay": ISLANDS | ABOVE,
-    "images": ISLANDS | ABOVE | {"decay"},
+    "pictures.py": ISLANDS | ABOVE | {"decay"},
+    "latents": (ISLANDS | ABOVE | {"decay"}) - {"data"},
     "nn": (ISLANDS | ABOVE) - {"nn"},
     "diffusion": (ISLANDS | ABOVE | {"decay"}) - {"diffusion"},
     "data": (ISLANDS | ABOVE | {"decay"}) - {"data"},

@@ -22,7 +22,7 @@ from uvit_decay.encoders.networks import ProbedNetwork
 from uvit_decay.encoders.resize import RESIZE
 from uvit_decay.evaluation.extract import Extraction as Extract
 from uvit_decay.evaluation.image_sources import DatasetImages
-from uvit_decay.images.autoencoder import Autoencoder
+from uvit_decay.latents.autoencoder import Autoencoder
 from uvit_decay.metrics.kid import kernel_distance
 from uvit_decay.metrics.precision_recall import precision_recall
 from uvit_decay.representations.classification import Classifying

@@ -81,13 +81,12 @@ def test_configurations_have_the_paths_that_they_always_had(form, tmp_path, monk
 
 
 def test_configurations_of_earlier_versions_name_classes_that_moved(tmp_path, monkeypatch, capsys):
-    former = "uvit_decay.tasks.layersync.LayerSync"
-    (tmp_path / "former.yaml").write_text(f"model:\n  init_args:\n    auxiliary:\n    - class_path: {former}\n")
+    former = {"class_path": "uvit_decay.callbacks.summary.Summary"}
+    (tmp_path / "former.yaml").write_text(yaml.dump({"trainer": {"callbacks": [former]}}))
     with pytest.raises(SystemExit):
         train(monkeypatch, tmp_path, "fit", "--config=former.yaml", "--print_config")
     config = yaml.safe_load(capsys.readouterr().out)
-    (loss,) = config["model"]["init_args"]["auxiliary"]
-    assert loss["class_path"] == "uvit_decay.tasks.LayerSync"
+    assert "uvit_decay.callbacks.Summary" in [each["class_path"] for each in config["trainer"]["callbacks"]]
     for module, package in FORMER.items():
         assert import_module(package).__all__, module
 

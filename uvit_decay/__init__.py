@@ -20,7 +20,7 @@ SUBPACKAGES = (
     "evaluation",
     "generation",
     "hub",
-    "images",
+    "latents",
     "metrics",
     "nn",
     "representations",

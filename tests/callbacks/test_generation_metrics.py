@@ -15,7 +15,7 @@ from uvit_decay.callbacks import GenerationMetrics, LinearProbes, Preview
 from uvit_decay.data import Digits, InMemory, Latents
 from uvit_decay.encoders import SmallClassifier
 from uvit_decay.encoders.extractors import Extractor, Features
-from uvit_decay.images.autoencoder import Autoencoder
+from uvit_decay.latents.autoencoder import Autoencoder
 from uvit_decay.nn import UViT
 from uvit_decay.runs import history
 

@@ -12,7 +12,7 @@ from uvit_decay.callbacks import GenerationMetrics, LinearProbes, Preview
 from uvit_decay.data import Digits
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.encoders import SmallClassifier
-from uvit_decay.images.io import to_float
+from uvit_decay.pictures import to_float
 
 
 def test_tf32_may_be_named_before_the_network_is_on_its_gpu(tmp_path, monkeypatch):

@@ -10,8 +10,8 @@ from runs import StopAt
 from uvit_decay import checkpoint
 from uvit_decay.callbacks import LinearProbes
 from uvit_decay.data import Digits
-from uvit_decay.images.io import to_float
 from uvit_decay.nn import ResNet
+from uvit_decay.pictures import to_float
 from uvit_decay.runs import history
 from uvit_decay.runtime.random import subset
 from uvit_decay.tasks import ClassifyTask

@@ -18,12 +18,12 @@ from torchvision.datasets import ImageFolder
 from uvit_decay.data import AugmentedImages, Images
 from uvit_decay.data.decoding import Decoding
 from uvit_decay.data.labels import LabelOptions
-from uvit_decay.data.latents.encode import describe
 from uvit_decay.data.listing import list_images
 from uvit_decay.data.named import open_data
 from uvit_decay.data.reading import read
 from uvit_decay.evaluation.open_by_name import open_images
-from uvit_decay.images.autoencoder import LatentSpace
+from uvit_decay.latents.encode import describe
+from uvit_decay.latents.space import LatentSpace
 
 LABELS = [6, 9, 9, 4, 1, 1, 2, 7]
 ENCODING = {"class_list": None, "dtype": "float16", "precision": "float32", "batch_size": 2, "shard_size": 8}

@@ -18,7 +18,7 @@ from uvit_decay.diffusion.noise_path import Linear
 from uvit_decay.diffusion.samplers import SAMPLERS
 from uvit_decay.diffusion.sampling import Sampling, generate, generate_uint8
 from uvit_decay.diffusion.sde import SDE
-from uvit_decay.images.io import to_uint8
+from uvit_decay.pictures import to_uint8
 from uvit_decay.runtime.random import normal
 from uvit_decay.runtime.validation import as_type
 

@@ -19,8 +19,8 @@ from uvit_decay.checkpoint import export_file
 from uvit_decay.data import Digits
 from uvit_decay.encoders.network_features import NetworkFeatures
 from uvit_decay.encoders.pooled import CheckpointFeatures
-from uvit_decay.images.io import save_npz, to_float
 from uvit_decay.nn import ResNet
+from uvit_decay.pictures import save_npz, to_float
 from uvit_decay.runs import history
 from uvit_decay.tasks import ClassifyTask
 from uvit_decay.tasks.optim.options import Optimization

@@ -10,7 +10,7 @@ import torch_fidelity
 from dinov2_files import DEPTH, WIDTH
 from evaluations import evaluate
 
-from uvit_decay.images.io import save_pngs
+from uvit_decay.pictures import save_pngs
 
 COUNT, SUBSET = 10, 8
 BOTH = {"precision": "precision", "recall": "recall"}

@@ -9,7 +9,7 @@ from evaluations import digit_images, evaluate, refused
 from PIL import Image
 from refusals import find_line
 
-from uvit_decay.images.io import save_npz, save_pngs
+from uvit_decay.pictures import save_npz, save_pngs
 
 DIGITS = ["--reference", "digits:train", "--features", "digits"]
 

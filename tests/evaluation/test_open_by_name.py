@@ -19,7 +19,7 @@ from uvit_decay.encoders.table import FeatureOptions
 from uvit_decay.evaluation.generation import open_reference
 from uvit_decay.evaluation.image_sources import DatasetImages
 from uvit_decay.evaluation.open_by_name import open_images
-from uvit_decay.images.io import save_npz, save_pngs, to_pil
+from uvit_decay.pictures import save_npz, save_pngs, to_pil
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from uvit_decay.evaluation.feature_store import FeatureStore
 from uvit_decay.evaluation.generation import open_reference
 from uvit_decay.evaluation.open_by_name import open_images
 from uvit_decay.evaluation.statistics_file import save_statistics
-from uvit_decay.images.autoencoder import Autoencoder
+from uvit_decay.latents.autoencoder import Autoencoder
 from uvit_decay.metrics.frechet import Moments
 from uvit_decay.runs.compatibility import check
 from uvit_decay.runtime.errors import UserError

@@ -38,7 +38,7 @@ from uvit_decay.diffusion.noise_path import VP, DDPMLinear
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.hub.folder import UNFINISHED, build_pipeline
 from uvit_decay.hub.pipeline import name_code
-from uvit_decay.images.autoencoder import Autoencoder
+from uvit_decay.latents.autoencoder import Autoencoder
 from uvit_decay.nn import SiT, UViT
 from uvit_decay.nn.long_skips import SKIP_SCALES
 from uvit_decay.tasks.init_from import read_weights

@@ -13,8 +13,8 @@ from small_mae import mae_task
 from uvit_decay.data import Digits
 from uvit_decay.data.batches import InMemory
 from uvit_decay.diffusion.noise_path import VP
-from uvit_decay.images.io import to_float
 from uvit_decay.nn.intermediates import HasIntermediates, Layer
+from uvit_decay.pictures import to_float
 from uvit_decay.representations import features, probing
 from uvit_decay.representations.checks import choose_images
 from uvit_decay.representations.options import Probing

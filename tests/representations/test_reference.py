@@ -10,11 +10,11 @@ from test_timm_model import NAME, weights
 from timm.models.vision_transformer import checkpoint_filter_fn
 
 from uvit_decay.data import Digits
-from uvit_decay.data.latents import Latents
 from uvit_decay.diffusion.noise_path import VP
 from uvit_decay.encoders.networks import ProbedNetwork, open_network
 from uvit_decay.generation.options import LoadingOptions
-from uvit_decay.images.autoencoder import Autoencoder
+from uvit_decay.latents import Latents
+from uvit_decay.latents.autoencoder import Autoencoder
 from uvit_decay.representations.options import Alignment, Probing
 from uvit_decay.representations.reference import ReferenceNetwork, open_reference
 from uvit_decay.runtime.distributed import Processes

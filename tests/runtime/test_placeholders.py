@@ -13,7 +13,7 @@ from uvit_decay.checkpoint import load
 from uvit_decay.data.decoding import open_image
 from uvit_decay.data.listing import list_images
 from uvit_decay.evaluation import npz
-from uvit_decay.images.autoencoder import Autoencoder
+from uvit_decay.latents.autoencoder import Autoencoder
 from uvit_decay.runtime.download import verify
 from uvit_decay.runtime.files import check_content
 from uvit_decay.runtime.tensor_files import load_pickle, load_tensors

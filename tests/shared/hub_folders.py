@@ -20,7 +20,8 @@ from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.generation.options import SamplingOptions
 from uvit_decay.generation.samples import Samples
 from uvit_decay.hub.folder import export_folder
-from uvit_decay.images.autoencoder import Autoencoder, LatentSpace
+from uvit_decay.latents.autoencoder import Autoencoder
+from uvit_decay.latents.space import LatentSpace
 from uvit_decay.nn import SiT
 from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.runtime.tensor_files import save_tensors

@@ -12,7 +12,7 @@ from latent_files import FLAGS
 from programs import Launcher, Moment, Program
 
 from uvit_decay.data import Digits
-from uvit_decay.images.io import save_npz, save_pngs
+from uvit_decay.pictures import save_npz, save_pngs
 
 FEW = ["--times", "0.1", "--max-train", "60", "--max-test", "40"]
 QUICK = ["tests/shared/surroundings.py", "quick", "evaluate.py"]

@@ -11,8 +11,8 @@ from small_vit import batch, fine_tuning, linear_probe, small_vit
 from uvit_decay.callbacks import EMA, LastCheckpoint
 from uvit_decay.checkpoint import load
 from uvit_decay.data import Digits
-from uvit_decay.images.io import to_float
 from uvit_decay.nn import ResNet
+from uvit_decay.pictures import to_float
 from uvit_decay.tasks import ClassifyTask
 
 VALIDATION = {"limit_val_batches": 1.0, "val_check_interval": 4, "check_val_every_n_epoch": None}

@@ -28,8 +28,8 @@ from uvit_decay.evaluation.report_html import Ceiling
 from uvit_decay.evaluation.statistics_file import StatisticsFile
 from uvit_decay.generation.options import MOST_IMAGES
 from uvit_decay.generation.samples import Samples
-from uvit_decay.images.autoencoder import Autoencoder, decoder
-from uvit_decay.images.io import to_uint8
+from uvit_decay.latents.autoencoder import Autoencoder, decoder
+from uvit_decay.pictures import to_uint8
 from uvit_decay.runs.history import GENERATION
 from uvit_decay.runs.stage import describe_early, finds_no_class, is_early
 from uvit_decay.runtime.distributed import Processes

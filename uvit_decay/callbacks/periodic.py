@@ -19,7 +19,7 @@ from uvit_decay.callbacks.progress import Progress
 from uvit_decay.callbacks.stopping import at_signals
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.diffusion.sampling import Sampling, total_nfe
-from uvit_decay.images.io import save_image
+from uvit_decay.pictures import save_image
 from uvit_decay.runs import history
 from uvit_decay.runs.finish import is_finishing
 from uvit_decay.runs.folder import find_previous_run, run_folder

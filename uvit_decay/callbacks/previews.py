@@ -14,7 +14,7 @@ from uvit_decay.data.classes import in_words
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.generation.options import LARGEST_GRID
 from uvit_decay.generation.samples import Samples
-from uvit_decay.images.io import grid_columns, labelled_grid
+from uvit_decay.pictures import grid_columns, labelled_grid
 from uvit_decay.representations.reconstruction import Reconstructor
 from uvit_decay.runs.stage import describe_early, is_early
 from uvit_decay.runtime.distributed import Processes, batches

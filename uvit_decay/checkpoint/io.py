@@ -20,7 +20,7 @@ from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.diffusion.prediction import Prediction, Weighting
 from uvit_decay.diffusion.samplers import SAMPLERS
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
-from uvit_decay.images.autoencoder import LatentSpace
+from uvit_decay.latents.space import LatentSpace
 from uvit_decay.nn.base import DecayedNet, check_attributes
 from uvit_decay.runtime.errors import UserError, check_whole, explain
 from uvit_decay.runtime.instantiate import Spec, build, check_arguments

@@ -61,10 +61,10 @@ def encode_images(
     import torch
 
     from uvit_decay.commands.opening import open_program
-    from uvit_decay.data.latents.encode import describe, encode
     from uvit_decay.data.listing import describe_listing
     from uvit_decay.data.reading import UNREAD, store_list
-    from uvit_decay.images.autoencoder import Autoencoder
+    from uvit_decay.latents.autoencoder import Autoencoder
+    from uvit_decay.latents.encode import describe, encode
 
     with open_program(timeout=SHARES) as (processes, device):
         autoencoder = Autoencoder(vae, device, getattr(torch, precision))

@@ -185,7 +185,7 @@ def reconstruct(options: Reconstruction) -> None:
     from uvit_decay import checkpoint
     from uvit_decay.commands.opening import claim_outputs, open_program, tell_what_was_read
     from uvit_decay.evaluation.open_by_name import open_images
-    from uvit_decay.images.io import save_image, to_float
+    from uvit_decay.pictures import save_image, to_float
     from uvit_decay.representations.reconstruction import Reconstructor
     from uvit_decay.runtime.random import subset
 

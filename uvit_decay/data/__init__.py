@@ -14,7 +14,7 @@ MODULES = {
     "ImageSet": "batches",
     "InMemory": "batches",
     "Images": "folder",
-    "Latents": "latents.module",
+    "Latents": ".latents.module",
     "SETS": "named",
     "Sizes": "datamodule",
     "class_list": "classes",

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from uvit_decay.data.batches import Augmentation, Batch, ImageSet, InMemory, StepLoader, StepSampler, mirror_half
 from uvit_decay.data.classes import class_hash
-from uvit_decay.images.autoencoder import LatentSpace
-from uvit_decay.images.io import to_float, to_uint8
+from uvit_decay.latents.space import LatentSpace
+from uvit_decay.pictures import to_float, to_uint8
 from uvit_decay.runtime.errors import UserError, check_whole
 from uvit_decay.runtime.typed import check_types
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from uvit_decay.encoders.extractors import Extractor, Features
 from uvit_decay.encoders.pooled import PooledNetwork, open_pooled
-from uvit_decay.images.io import to_float
+from uvit_decay.pictures import to_float
 from uvit_decay.runtime.tensor_files import digest
 from uvit_decay.runtime.typed import check_types
 

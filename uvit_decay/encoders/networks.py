@@ -17,7 +17,7 @@ from uvit_decay import checkpoint
 from uvit_decay.checkpoint.detect import read_third_party
 from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.generation.options import TIMM, LoadingOptions
-from uvit_decay.images.autoencoder import LatentSpace
+from uvit_decay.latents.space import LatentSpace
 from uvit_decay.nn.embed import PixelScale
 from uvit_decay.nn.intermediates import Layer, block_layers
 from uvit_decay.runs.history import name_run, run_of

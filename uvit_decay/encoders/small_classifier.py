@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from uvit_decay.encoders.extractors import Features, TrainedExtractor
-from uvit_decay.images.io import to_float
+from uvit_decay.pictures import to_float
 from uvit_decay.runtime.distributed import cpu_threads
 from uvit_decay.runtime.precision import computing
 from uvit_decay.runtime.progress import track

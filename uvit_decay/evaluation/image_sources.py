@@ -23,7 +23,7 @@ from uvit_decay.data.reading import OnDisk, check_headers, read, size_of
 from uvit_decay.evaluation import npz
 from uvit_decay.generation.options import MOST_IMAGES
 from uvit_decay.generation.samples import PATHS, Samples
-from uvit_decay.images.io import to_grey
+from uvit_decay.pictures import to_grey
 from uvit_decay.runtime.distributed import COMPARED
 from uvit_decay.runtime.errors import UserError, check_whole, explain
 from uvit_decay.runtime.random import subset

@@ -18,8 +18,8 @@ from uvit_decay.evaluation.image_sources import ImageSource
 from uvit_decay.evaluation.metric_table import format_title
 from uvit_decay.evaluation.report_html import Ceiling, Neighbours, Report, write_html
 from uvit_decay.evaluation.statistics_file import Reference
-from uvit_decay.images.io import grid_columns, save_npz
 from uvit_decay.metrics.precision_recall import find_covered, nearest
+from uvit_decay.pictures import grid_columns, save_npz
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.files import check_writable, claim_paths
 from uvit_decay.runtime.validation import write_json

@@ -23,7 +23,7 @@ from uvit_decay.evaluation.metric_table import (
     collect_values,
     format_title,
 )
-from uvit_decay.images.io import labelled_grid, to_pil
+from uvit_decay.pictures import labelled_grid, to_pil
 from uvit_decay.runtime.files import replacing
 from uvit_decay.runtime.validation import flat
 

@@ -12,10 +12,10 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 
+from uvit_decay import pictures as image_io
 from uvit_decay.data.classes import in_words
 from uvit_decay.generation.options import LARGEST_GRID
 from uvit_decay.generation.samples import PATHS, VAE_SHA256, Samples
-from uvit_decay.images import io as image_io
 from uvit_decay.runtime.distributed import Processes, batches
 from uvit_decay.runtime.download import checksum
 from uvit_decay.runtime.errors import UserError

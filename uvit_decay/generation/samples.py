@@ -18,8 +18,8 @@ from uvit_decay.diffusion.protocols import mark_protocol, protocol_sampling
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling, generate_uint8
 from uvit_decay.generation.guide import Guide
 from uvit_decay.generation.options import SamplingOptions
-from uvit_decay.images.autoencoder import decoder
-from uvit_decay.images.io import to_uint8
+from uvit_decay.latents.autoencoder import decoder
+from uvit_decay.pictures import to_uint8
 from uvit_decay.runtime.distributed import cpu_threads, pick_device
 from uvit_decay.runtime.errors import UserError, check_whole
 from uvit_decay.runtime.program import or_bundled

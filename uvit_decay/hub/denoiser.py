@@ -19,11 +19,12 @@ from uvit_decay.diffusion.noise_path import GVP, VP, DDPMLinear, Linear, SDDiscr
 from uvit_decay.diffusion.prediction import Prediction
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling, decoding_precision, trajectory
 from uvit_decay.diffusion.sde import SDE
-from uvit_decay.images.autoencoder import LatentSpace, decode_slices
-from uvit_decay.images.io import to_pil, to_uint8
+from uvit_decay.latents.autoencoder import decode_slices
+from uvit_decay.latents.space import LatentSpace
 from uvit_decay.nn.base import DecayedNet
 from uvit_decay.nn.sit import SiT
 from uvit_decay.nn.uvit import UViT
+from uvit_decay.pictures import to_pil, to_uint8
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.precision import computing
 from uvit_decay.runtime.random import indices_on, normal

@@ -23,7 +23,7 @@ from uvit_decay.data.classes import synonyms
 from uvit_decay.hub.bundle import bundle
 from uvit_decay.hub.denoiser import DecayedDenoiser, SiTDenoiser, UViTDenoiser
 from uvit_decay.hub.pipeline import COMPONENT, DecayPipeline, code_of, is_own_code, write_files
-from uvit_decay.images.autoencoder import Autoencoder, decoder
+from uvit_decay.latents.autoencoder import Autoencoder, decoder
 from uvit_decay.runtime.errors import UserError, escape_unprintable, explain
 from uvit_decay.runtime.files import LOCK, check_writable, claim_paths, writing
 from uvit_decay.runtime.tensor_files import load_tensors, save_tensors

@@ -11,10 +11,10 @@ from jaxtyping import Float, UInt8
 from PIL.Image import Image
 from torch import Tensor, nn
 
-from uvit_decay.images.io import labelled_grid, to_uint8
 from uvit_decay.nn import MAE
 from uvit_decay.nn.embed import unpatchify
 from uvit_decay.nn.mae import visible_patches
+from uvit_decay.pictures import labelled_grid, to_uint8
 from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole
 from uvit_decay.runtime.precision import Precision, computing
 from uvit_decay.runtime.random import indices_on, uniform

@@ -13,18 +13,14 @@ from typing import Any, get_type_hints
 from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.validation import as_type
 
-# Modules whose classes are elsewhere since commit 72e8659: files may name them by these paths -> where they are now.
+# Modules whose classes are elsewhere since commit ac8466d5: files may name them by these paths -> where they are now.
 FORMER = {
     "uvit_decay.callbacks.generation": "uvit_decay.callbacks",
-    "uvit_decay.callbacks.run_log": "uvit_decay.callbacks",
     "uvit_decay.callbacks.summary": "uvit_decay.callbacks",
     "uvit_decay.evaluation": "uvit_decay.encoders",
     "uvit_decay.metrics": "uvit_decay.encoders",
-    "uvit_decay.tasks.auxiliary": "uvit_decay.tasks",
-    "uvit_decay.tasks.dispersive": "uvit_decay.tasks",
-    "uvit_decay.tasks.layersync": "uvit_decay.tasks",
-    "uvit_decay.tasks.optimization": "uvit_decay.tasks",
-    "uvit_decay.tasks.repa": "uvit_decay.tasks",
+    "uvit_decay.data.latents": "uvit_decay.data",
+    "uvit_decay.data.latents.module": "uvit_decay.data",
 }
 # Arguments in configurations of ac8466d5 that are gone, and those that may no longer be null: class -> arguments.
 GONE = {"uvit_decay.metrics.SmallClassifier": ("steps",)}

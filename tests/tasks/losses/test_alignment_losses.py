@@ -19,7 +19,7 @@ from torch.nn.functional import interpolate
 from uvit_decay.checkpoint import load
 from uvit_decay.data import Digits
 from uvit_decay.data.batches import Batch
-from uvit_decay.images.autoencoder import LatentSpace
+from uvit_decay.latents.space import LatentSpace
 from uvit_decay.nn import UViT
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks import REPA, DiffusionTask, DispersiveLoss, LayerSync

@@ -17,8 +17,8 @@ from uvit_decay.checkpoint.options import PathName, Weights
 from uvit_decay.diffusion.noise_path import GVP, VP, DDPMLinear, Linear, NoisePath, SDDiscrete
 from uvit_decay.diffusion.prediction import Prediction
 from uvit_decay.diffusion.sampling import Sampling
-from uvit_decay.images.autoencoder import LatentSpace
-from uvit_decay.images.autoencoder_files import absolute_name
+from uvit_decay.latents.autoencoder_files import absolute_name
+from uvit_decay.latents.space import LatentSpace
 from uvit_decay.nn.mae import MAE
 from uvit_decay.nn.sit import SiT
 from uvit_decay.nn.uvit import UViT

@@ -17,10 +17,10 @@ from uvit_decay.commands.train.words import Given
 from uvit_decay.data import ImageData
 from uvit_decay.data.classes import class_list
 from uvit_decay.data.datamodule import Sizes
-from uvit_decay.data.latents import manifest
-from uvit_decay.data.latents.module import Latents
 from uvit_decay.data.listing import list_images
 from uvit_decay.decay import DEPTH_ATTENTION, SHORTCUTS
+from uvit_decay.latents import manifest
+from uvit_decay.latents.module import Latents
 from uvit_decay.runs.settings import resolve_class
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import at_home

@@ -17,12 +17,13 @@ from refusals import find_line, raises_user_error
 from safetensors.torch import save
 
 from uvit_decay.data.decoding import Decoding
-from uvit_decay.data.latents import manifest as manifests
-from uvit_decay.data.latents.encode import describe
-from uvit_decay.data.latents.encode import encode as encode_listing
 from uvit_decay.data.listing import list_images
 from uvit_decay.data.reading import read
-from uvit_decay.images.autoencoder import NO_VARIANCE, Autoencoder, LatentSpace
+from uvit_decay.latents import manifest as manifests
+from uvit_decay.latents.autoencoder import NO_VARIANCE, Autoencoder
+from uvit_decay.latents.encode import describe
+from uvit_decay.latents.encode import encode as encode_listing
+from uvit_decay.latents.space import LatentSpace
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.tensor_files import load_tensors
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from uvit_decay.data.batches import Batch
 from uvit_decay.data.classes import class_hash, ordered_class_list
 from uvit_decay.data.datamodule import ImageData, Sizes
-from uvit_decay.data.latents.manifest import Manifest, read
-from uvit_decay.data.latents.shards import LatentSet
+from uvit_decay.latents.manifest import Manifest, read
+from uvit_decay.latents.shards import LatentSet
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import at_home
 from uvit_decay.runtime.random import normal

@@ -14,7 +14,7 @@ from runs import latent_task
 from uvit_decay.checkpoint import load
 from uvit_decay.data import Latents
 from uvit_decay.data.batches import StepLoader, StepSampler, mirror_half
-from uvit_decay.data.latents.shards import write_labels
+from uvit_decay.latents.shards import write_labels
 from uvit_decay.runtime.errors import UserError
 
 SHARD = "shard-00003-of-00006.safetensors"

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from uvit_decay.data.batches import ImageSet
-from uvit_decay.data.latents.manifest import Manifest, Sums
+from uvit_decay.latents.manifest import Manifest, Sums
 from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.tensor_files import load_tensors, save_tensors
 

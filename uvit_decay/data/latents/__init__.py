@@ -1,7 +1,0 @@
-"""Latents of images: encoded once (`uvit-decay encode`), stored in shards, used for training."""
-
-from uvit_decay.runtime.program import lazy
-
-MODULES = {"Latents": "module"}
-__all__ = list(MODULES)
-__getattr__, __dir__ = lazy(__name__, MODULES)
