@@ -154,5 +154,3 @@ def test_arguments_out_of_range_are_refused():
             EMA(decay)
     with raises_user_error("ramp_steps", "[1, inf)"):
         EMA(ramp_steps=0)
-    with raises_user_error("ramp_steps", "ramp False"):
-        EMA(ramp=False, ramp_steps=100)

@@ -178,12 +178,6 @@ def test_an_unknown_prediction_or_weighting_is_refused(prediction, weighting, na
             target(PATH, prediction, x, x, t)
 
 
-def test_uniform_times_have_no_mean_and_no_std():
-    for options in (dict(mean=0.8), dict(std=0.8)):
-        with raises_user_error("mean", "std", "logit-normal"):
-            TrainingTimes(**options)
-
-
 @pytest.mark.parametrize(
     ("prediction", "weighting", "known"),
     [

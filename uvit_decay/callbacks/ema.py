@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from uvit_decay.checkpoint.options import Weights
 from uvit_decay.runs.averages import ramped_decay
 from uvit_decay.runtime.errors import UserError, check_numbers
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.runtime.typed import Needs, check_types
 from uvit_decay.tasks.base import Task
 from uvit_decay.tasks.finite import check_finite
 from uvit_decay.tasks.parallel.sharding import gather, local_shard, shard_like, unsharded_network
@@ -46,16 +46,15 @@ class EMA(Callback):
             and takes (10 decay - 1) / (1 - decay) updates.
 
     Raises:
-        UserError: an argument is out of range, or `ramp_steps` is given without a ramp; in fit, the network has batch
-            norms after trained weights.
+        UserError: in fit, the network has batch norms after trained weights.
     """
+
+    NEEDS = {"ramp_steps": Needs("ramp", True)}
 
     def __init__(self, decay: float = 0.9999, ramp: bool = True, ramp_steps: int | None = None) -> None:
         check_numbers("[0, 1)", decay=decay)
         if ramp_steps is not None:
             check_numbers("[1, inf)", ramp_steps=ramp_steps)
-            if not ramp:
-                raise UserError(f"ramp_steps {ramp_steps} has no effect with ramp False; leave one of them out")
         self.decay, self.ramp, self.ramp_steps = decay, ramp, ramp_steps
         self.updates = 0
         self.shadow: dict[str, Tensor] = {}

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from uvit_decay.diffusion.noise_path import Batch, Interpolant, NoisePath, Times
 from uvit_decay.runtime.errors import UserError, check_choice, check_numbers, require_shape
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.runtime.typed import Needs, check_types
 
 Prediction = Literal["eps", "x", "velocity", "score"]
 Weighting = Literal["none", "velocity", "likelihood"]
@@ -83,6 +83,7 @@ class TrainingTimes:
             of m tokens, where images of n tokens need no shift.
     """
 
+    NEEDS = {"mean": Needs("kind", "logit-normal"), "std": Needs("kind", "logit-normal")}
     kind: Literal["uniform", "logit-normal"] = "uniform"
     mean: float = 0.0
     std: float = 1.0
@@ -91,8 +92,6 @@ class TrainingTimes:
     def __post_init__(self) -> None:
         check_numbers("(-inf, inf)", **{"mean of times": self.mean})
         check_numbers("(0, inf)", **{"std of times": self.std, "shift of times": self.shift})
-        if self.kind == "uniform" and (self.mean, self.std) != (0.0, 1.0):
-            raise UserError(f"times: mean and std are of the kind logit-normal, got {self}")
 
     def of(self, uniform: Times) -> Times:
         """Map numbers uniform on [0, 1) to numbers of this distribution in [0, 1], strata to strata."""

@@ -10,7 +10,7 @@ from typing import Annotated
 from uvit_decay.generation.options import LARGEST_GRID, Count, LoadingOptions, Seed
 from uvit_decay.runtime.constants import Pool
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.typed import Bounds, Within, check_types
+from uvit_decay.runtime.typed import Bounds, Needs, Within, check_types
 
 TIMES = (0.01, 0.03, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
 TIME = 0.1  # noise level of a denoiser's images where a command reads a single one
@@ -171,16 +171,13 @@ class Classification(ProtocolOptions):
         seed: of noise, draws, initial weights and order.
     """
 
+    NEEDS = {"temperature": Needs("uniform", False)}
     protocol: tuple[str, ...] = ("in100-linear", "logistic", "knn")
     layer: str | None = None
     time: Annotated[float | None, Within("(0, 1)")] = None
     norm: bool = False
     epochs: Annotated[int, Bounds(1, 10_000)] = 200
     temperature: Annotated[float, Within("(0, inf)")] = 0.07
-
-    def __post_init__(self) -> None:
-        if self.uniform and self.temperature != Classification.temperature:
-            raise UserError("with `uniform` all votes are equal; leave one of the two out", argument="temperature")
 
 
 @check_types

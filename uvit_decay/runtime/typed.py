@@ -1,5 +1,7 @@
 """The public door: annotations are the contract of arguments, types by beartype and ranges by `Bounds` and `Within`.
 
+Arguments that have an effect only with certain values of others are listed by `Needs`.
+
     @check_types
     def train(steps: Annotated[int, Bounds(1)], dropout: Annotated[float, Within("[0, 1)")] = 0.0) -> None: ...
 
@@ -14,7 +16,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import cache, wraps
-from inspect import signature
+from inspect import BoundArguments, signature
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -46,6 +48,31 @@ class Within:
         check_numbers(self.interval, **{name: number})
 
 
+class Needs:
+    """The condition under which an argument has an effect: the value of another one; otherwise it keeps its default.
+
+    A class or dataclass that `check_types` decorates lists them as NEEDS = {"cooldown": Needs("schedule", "wsd")}.
+
+    Args:
+        other: the other argument.
+        values: its values with which the argument has an effect; by default all that are not in `unless`.
+        unless: its values with which the argument has no effect.
+    """
+
+    def __init__(self, other: str, *values: object, unless: Sequence[object] = ()) -> None:
+        self.other = other
+        self.values = values
+        self.unless = unless
+
+    def check(self, name: str, value: object, other: object) -> None:
+        """Raise a UserError if the argument `name` has no effect; `other` is the value of the other argument."""
+        if other in self.unless or (self.values and other not in self.values):
+            line = f"{value} has no effect with `{self.other}` {other}: leave it out"
+            if self.values:
+                line += f", or set `{self.other}` to {' or '.join(map(str, self.values))}"
+            raise UserError(line, argument=name)
+
+
 Positive = Annotated[int, Bounds(1)]
 Share = Annotated[float, Within("[0, 1]")]
 
@@ -74,6 +101,7 @@ def check_types(public: Public) -> Public:
 def _checked(call: Callable[..., Any], owner: Callable[..., Any]) -> Any:
     """Return `call` with checks; `owner` is the function itself, or the class whose constructor it is."""
     bind = signature(call).bind
+    needs: Mapping[str, Needs] = getattr(owner, "NEEDS", {})
     hints: dict[str, Any] = {}
     typed = call
 
@@ -96,6 +124,9 @@ def _checked(call: Callable[..., Any], owner: Callable[..., Any]) -> Any:
         for name, value in given.arguments.items():
             given.arguments[name] = _convert(value, hints.get(name))
         check_ranges(hints, given.arguments)
+        if needs:
+            given.apply_defaults()
+            check_needs(needs, given)
         try:
             return typed(*given.args, **given.kwargs)
         except WrongType:
@@ -182,3 +213,11 @@ def check_ranges(hints: Mapping[str, Any], values: Mapping[str, Any]) -> None:
                 for number in value if isinstance(value, tuple) else [value]:
                     if isinstance(number, int | float):
                         note.check(name, number)
+
+
+def check_needs(needs: Mapping[str, Needs], given: BoundArguments) -> None:
+    """Raise a UserError that names the first argument that is not its default and has no effect."""
+    for name, need in needs.items():
+        value = given.arguments[name]
+        if value != given.signature.parameters[name].default:
+            need.check(name, value, given.arguments[need.other])

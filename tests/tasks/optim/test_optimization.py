@@ -132,8 +132,8 @@ def test_the_schedule_by_epochs_is_that_of_mae():
 
 
 def test_wsd_is_constant_until_its_last_steps():
-    options = {"warmup_steps": 4, "min_lr": 0.1}
-    wsd, constant = Optimization(1.0, schedule="wsd", cooldown=5, **options), Optimization(1.0, **options)
+    wsd = Optimization(1.0, warmup_steps=4, schedule="wsd", cooldown=5, min_lr=0.1)
+    constant = Optimization(1.0, warmup_steps=4)
     factors = [wsd.factor(step, 20, floor=0.1) for step in range(21)]
     assert factors[:16] == [constant.factor(step, 20) for step in range(16)]
     assert factors[16:] == pytest.approx([0.82, 0.64, 0.46, 0.28, 0.1])
@@ -151,7 +151,6 @@ def test_a_warm_up_in_epochs_needs_their_length():
 
 
 def test_a_schedule_does_not_end_above_the_rate():
-    assert Optimization(1e-3, warmup_steps=0, min_lr=2e-3).factor(5, 20, floor=2.0) == 1
     for options in ({"schedule": "cosine"}, {"schedule": "wsd", "cooldown": 2}):
         optim = Optimization(1e-3, warmup_steps=0, min_lr=2e-3, **options)
         with raises_user_error("--model.optim.min_lr 0.002", "--model.optim.lr"):
@@ -347,11 +346,9 @@ def test_the_state_of_an_optimizer_of_another_form_is_refused(tmp_path, flag, st
         ({"optimizer": "adam"}, ("--model.optim.optimizer", "torch.optim.NAdam")),
         ({"optimizer": "mine.Lion"}, ("--model.optim.optimizer mine.Lion", "--trust")),
         ({"optimizer": "torch.nn.Linear"}, "--model.optim.optimizer torch.nn.Linear"),
-        ({"optimizer": "torch.optim.LBFGS"}, "--model.optim.optimizer torch.optim.LBFGS"),
         ({"optimizer": "torch.optim.NAdam", "arguments": {"beta": 1}}, ("--model.optim.arguments", "beta", 1)),
         ({"optimizer": "torch.optim.NAdam", "arguments": {"lr": 1}}, ("--model.optim.arguments", "--model.optim.lr")),
-        ({"optimizer": "torch.optim.Rprop"}, ("torch.optim.Rprop", "--model.optim.weight_decay 0")),
-        ({"optimizer": "adamw", "arguments": {"eps": 1e-6}}, "--model.optim.arguments"),
+        ({"optimizer": "torch.optim.Rprop"}, ("torch.optim.Rprop", "weight_decay", "to 0")),
         (
             {"optimizer": "torch.optim.NAdam", "rate_over_gain": True},
             ("--model.optim.rate_over_gain", "torch.optim.NAdam"),
@@ -359,7 +356,6 @@ def test_the_state_of_an_optimizer_of_another_form_is_refused(tmp_path, flag, st
         ({"schedule": "cos"}, ("schedule", "constant", "cosine", "wsd", "'cos'")),
         ({"schedule": "wsd"}, ("wsd", "--model.optim.cooldown")),
         ({"schedule": "wsd", "cooldown": 0}, "cooldown"),
-        ({"cooldown": 5}, ("--model.optim.cooldown 5", "wsd", "constant")),
     ],
 )
 def test_settings_out_of_range_are_one_line(options, message):

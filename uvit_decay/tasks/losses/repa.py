@@ -19,7 +19,7 @@ from uvit_decay.generation.options import LoadingOptions
 from uvit_decay.nn.intermediates import layer_indices
 from uvit_decay.nn.mae import MAE
 from uvit_decay.runtime.errors import UserError, check_numbers, check_whole
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.runtime.typed import Needs, check_types
 from uvit_decay.tasks.loader_data import LoaderData
 from uvit_decay.tasks.losses.auxiliary import AuxiliaryLoss
 
@@ -79,6 +79,8 @@ class REPA(AuxiliaryLoss):
             pixels, as in the authors' code.
     """
 
+    NEEDS = {"hidden": Needs("projector", "mlp"), "zscore": Needs("projector", "conv")}
+
     def __init__(
         self,
         teacher: str,
@@ -92,8 +94,6 @@ class REPA(AuxiliaryLoss):
         check_whole(1, hidden=hidden)
         if zscore is not None:
             check_numbers("[0, 1]", zscore=zscore)
-            if projector == "mlp":
-                raise UserError(f"zscore {zscore:g} is for projector conv: leave it out for projector mlp")
         super().__init__(None, WEIGHT if weight is None else weight)
         self.layer = layer
         self.kind = projector

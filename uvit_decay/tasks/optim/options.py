@@ -15,10 +15,10 @@ from uvit_decay.nn.base import Residual
 from uvit_decay.runs.settings import ALTERNATIVES
 from uvit_decay.runtime.errors import UserError, check_numbers, check_whole
 from uvit_decay.runtime.optimizers import MUON
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.runtime.typed import Needs, check_types
 from uvit_decay.tasks.optim.rate_over_gain import RateFactors, RowSteps, rate_factors
 from uvit_decay.tasks.optim.schedule import Annealing, anneal
-from uvit_decay.tasks.optim.table import ARGUMENTS, FLAG, MOMENTUM, OPTIMIZERS, build_class
+from uvit_decay.tasks.optim.table import FLAG, MOMENTUM, OPTIMIZERS, build_class
 
 DecayOn = Literal["all", "matrices", "layers"]
 EMBEDDINGS = ("pos_embed", "cls_token")  # without weight decay in fine-tuning (MAE's code)
@@ -80,6 +80,11 @@ class Optimization:
             networks with gates, nor for ResNets: see `uvit_decay.tasks.optim.rate_over_gain`.
     """
 
+    NEEDS = {
+        "cooldown": Needs("schedule", "wsd"),
+        "min_lr": Needs("schedule", "cosine", "wsd"),
+        "arguments": Needs("optimizer", unless=tuple(OPTIMIZERS)),
+    }
     lr: float | None = None
     betas: tuple[float, float] = (0.99, 0.999)
     weight_decay: float = 0.03
@@ -108,19 +113,11 @@ class Optimization:
         check_numbers("[0, 1)", **{"the first of betas": first, "the second of betas": second})
         check_numbers("(0, 1)", momentum=self.momentum)
         check_numbers("(0, 1]", layer_decay=self.layer_decay)
-        self._check_cooldown()
-        self._check_optimizer()
-
-    def _check_cooldown(self) -> None:
         if self.cooldown is not None:
             check_whole(1, cooldown=self.cooldown)
         if self.schedule == "wsd" and self.cooldown is None:
             raise UserError("the wsd schedule needs the length of its cool-down in steps: set --model.optim.cooldown")
-        if self.schedule != "wsd" and self.cooldown is not None:
-            raise UserError(
-                f"--model.optim.cooldown {self.cooldown} is for --model.optim.schedule wsd, not {self.schedule}: "
-                "set it to null"
-            )
+        self._check_optimizer()
 
     def check_length(self, total: float, epoch: float) -> None:
         """Raise a UserError unless the warm-up and the schedule fit into a run.
@@ -157,8 +154,6 @@ class Optimization:
             example = nn.Parameter(torch.zeros(2, 2))
             group = {"params": [example], "lr": lr, "weight_decay": self.weight_decay}
             self._build_optimizer([group], lr)
-        elif self.arguments:
-            raise UserError(f"{ARGUMENTS} are for optimizers by class path, not for {self.optimizer}: leave them out")
         if self.rate_over_gain and (rule is None or rule.gain_power is None):
             flags = f"--model.optim.rate_over_gain true with {FLAG} {self.optimizer}"
             others = " or ".join(name for name, rule in OPTIMIZERS.items() if rule.gain_power is not None)
