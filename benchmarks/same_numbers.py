@@ -176,9 +176,14 @@ ROWS = (
     ),
     Row(
         "probe digits",
-        f"{{checkout}}/evaluate.py probe --ckpt {DIGITS} --data digits {FEW} --times 0.1,0.3 --noise-draws 2"
-        " --noise-images 40 --out {out}/probes",
+        f"{{checkout}}/evaluate.py probe --ckpt {DIGITS} --data digits {FEW} --times 0.1,0.3 --out {{out}}/probes",
         ("probes/*.csv", "probes/*.json"),
+    ),
+    Row(
+        "noise share",
+        f"{{checkout}}/evaluate.py probe --ckpt {DIGITS} --data digits --protocol noise-share --times 0.1,0.3"
+        " --noise-draws 2 --noise-images 40 --out {out}/noise",
+        ("noise/*.csv",),
     ),
     Row(
         "probe sit, ddae",
