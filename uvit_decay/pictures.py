@@ -15,12 +15,14 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Float, UInt8
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from uvit_decay.runtime.concurrency import in_threads
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import replacing
+from uvit_decay.runtime.typed import Positive, check_types
 
 PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
 LINE = 12  # pixels from a line of a heading to the next
@@ -33,12 +35,14 @@ BREAK = re.compile(r"(?<=[\s_/-])")  # where a name may be broken into two lines
 ELLIPSIS = "..."
 
 
-def to_float(images: Tensor) -> Tensor:
+@check_types
+def to_float(images: UInt8[Tensor, "*shape"]) -> Tensor:
     """Convert uint8 in [0, 255] to float32 in [-1, 1]."""
     return images.float() / 127.5 - 1.0
 
 
-def to_uint8(images: Tensor) -> Tensor:
+@check_types
+def to_uint8(images: Float[Tensor, "*shape"]) -> Tensor:
     """Convert float, about [-1, 1], to uint8, clamped and rounded.
 
     Raises:
@@ -69,7 +73,10 @@ def to_pil(image: Tensor) -> Image.Image:
     return Image.fromarray(pixels.transpose(1, 2, 0))
 
 
-def labelled_grid(images: Tensor, columns: int, names: Sequence[str] = (), cell: int = 64) -> Image.Image:
+@check_types
+def labelled_grid(
+    images: UInt8[Tensor, "n c h w"], columns: Positive, names: Sequence[str] = (), cell: Positive = 64
+) -> Image.Image:
     """Return a grid of uint8 images (n, c, h, w), filled row by row.
 
     Args:
@@ -169,7 +176,10 @@ def grid_columns(classes: int, about: int = 10) -> int:
     return classes * max(1, about // classes)
 
 
-def save_npz(path: Path, batches: Iterable[Tensor], count: int, labels: Sequence[int] | None = None) -> None:
+@check_types
+def save_npz(
+    path: Path, batches: Iterable[Tensor], count: Positive, labels: Sequence[int] | Tensor | None = None
+) -> None:
     """Write images as ADM's evaluation suite does: `arr_0`, uint8 (n, h, w, c), and with labels `arr_1`, int64 (n).
 
     Only one batch is in memory at a time. The file replaces `path` when it is complete.
@@ -199,6 +209,7 @@ def save_npz(path: Path, batches: Iterable[Tensor], count: int, labels: Sequence
                 np.lib.format.write_array(entry, np.asarray(labels, dtype=np.int64))
 
 
+@check_types
 def save_image(path: Path, image: Image.Image) -> None:
     """Write a PNG atomically; see `replacing`."""
     with replacing(path) as file:
@@ -220,6 +231,7 @@ def png_name(number: int) -> str:
     return f"{number:06d}.png"
 
 
+@check_types
 def save_pngs(folder: Path, batches: Iterable[Tensor], numbers: Iterable[int] | None = None) -> None:
     """Write one PNG per image of uint8 batches (b, c, h, w), each atomically, named by `numbers` (default: 0, 1, ...).
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from uvit_decay import decay
 from uvit_decay.decay import DEPTH_ATTENTION, SHORTCUTS, shortcuts
-from uvit_decay.decay.schedule import read_weights
+from uvit_decay.decay.schedule import branch_weights, read_weights
 from uvit_decay.nn import MAE, ResNet, ViT
 from uvit_decay.nn.block import AdaLNBlock, Block
 from uvit_decay.runtime.errors import UserError
@@ -85,7 +85,7 @@ def test_blocks_of_our_networks_compute_the_formula_and_learned_weights_get_grad
         if isinstance(block, Block | AdaLNBlock):
             block.register_forward_hook(lambda *call: seen.append(call))
     net(x.double(), t.double(), y).square().mean().backward()
-    weights = [decay.branch_weights(net, net.shortcuts, k) for k in range(2 * kind.blocks)]
+    weights = [branch_weights(net, net.shortcuts, k) for k in range(2 * kind.blocks)]
     for i, (block, (tokens, skip, *rest), out) in enumerate(seen):
         if getattr(block, "skip_linear", None) is not None:
             tokens = block.skip_linear(torch.cat([tokens, skip], dim=-1))
@@ -103,7 +103,7 @@ def test_attach_takes_every_entry(name):
     case.to(torch.float64)
     dim = case.model.layers[0].norm1.normalized_shape[0] if name == "layerscale" else None
     attached = decay.attach(case.model, **options(name), dim=dim).double()
-    weights = [decay.branch_weights(attached, attached.shortcuts, k) for k in range(len(attached.shortcuts.alphas))]
+    weights = [branch_weights(attached, attached.shortcuts, k) for k in range(len(attached.shortcuts.alphas))]
     alphas, betas, scales = zip(*weights, strict=True)
     edited = case.edited(alphas, betas, scales=scales)
     out = case()

@@ -15,7 +15,8 @@ from torch.optim import Optimizer
 
 from uvit_decay.callbacks.mixing import draw_mixing, save_mixing
 from uvit_decay.callbacks.periodic import record
-from uvit_decay.decay import branch_weights, mixing_matrix
+from uvit_decay.decay import mixing_matrix
+from uvit_decay.decay.schedule import branch_weights
 from uvit_decay.nn.base import DecayedNet
 from uvit_decay.nn.block import AdaLNBlock, Block
 from uvit_decay.nn.depth_attention import MixingSums, Sources, mixing_of

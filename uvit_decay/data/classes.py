@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from uvit_decay.runtime.errors import UNPRINTABLE, UserError
 from uvit_decay.runtime.files import at_home
+from uvit_decay.runtime.typed import check_types
 from uvit_decay.runtime.validation import read_text
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ def _wordnet() -> ImageNetInfo:
 _LISTS = Path(__file__).parent / "class_lists"
 
 
+@check_types
 def class_list(name_or_path: str | Path) -> tuple[str, ...]:
     """Return the sorted classes of a list, in the order of class folders; see `ordered_class_list`."""
     return tuple(sorted(ordered_class_list(name_or_path)))

@@ -11,10 +11,8 @@ from uvit_decay.decay.schedule import (
     Granularity,
     Index,
     alpha_min_for,
-    branch_weights,
     decayed_add,
     effective_decay,
-    register_weights,
     schedule_type,
     shortcuts,
 )
@@ -37,11 +35,9 @@ __all__ = [
     "Weights",
     "alpha_min_for",
     "attach",
-    "branch_weights",
     "decayed_add",
     "effective_decay",
     "mixing_matrix",
-    "register_weights",
     "shortcuts",
     "weighted",
 ]

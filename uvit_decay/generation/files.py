@@ -21,6 +21,7 @@ from uvit_decay.runtime.download import checksum
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import check_writable, remove_remains
 from uvit_decay.runtime.progress import Work, terminal_width, track
+from uvit_decay.runtime.typed import Positive, check_types
 from uvit_decay.runtime.validation import read_json, write_json
 
 METADATA = "sampling.json"  # in a folder of samples
@@ -46,7 +47,8 @@ def check_output(out: Path, num: int | None) -> None:
             raise UserError(f"--out {out}: the folder is not empty and has no samples; give a new or an empty folder")
 
 
-def write_samples(samples: Samples, num: int, out: Path, batch_size: int, processes: Processes) -> None:
+@check_types
+def write_samples(samples: Samples, num: Positive, out: Path, batch_size: Positive, processes: Processes) -> None:
     """Generate this rank's share of the samples 0 to num - 1 that `out` lacks; rank 0 gathers and writes all of them.
 
     Except for a grid, each batch is written as soon as it is complete. Rank 0 must have claimed `out`.

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from uvit_decay import decay
+from uvit_decay.decay.schedule import branch_weights, register_weights
 from uvit_decay.nn.depth_attention import DepthReader, Sources
 from uvit_decay.nn.long_skips import LongSkips, SkipPlan, build_long_skips
 from uvit_decay.nn.output_skip import OutputSkip
@@ -192,7 +193,7 @@ class DecayedNet(
         if not isinstance(self.config["schedule"], str):
             pairs = zip(shortcuts.alphas, shortcuts.betas, strict=True)
             self.config["schedule"] = [list(pair) for pair in pairs]
-        decay.register_weights(self, shortcuts, self.dim)
+        register_weights(self, shortcuts, self.dim)
         self.register_load_state_dict_pre_hook(_check_weights)
 
     def record_long_skips(self, plan: SkipPlan) -> None:
@@ -343,10 +344,10 @@ class DecayedNet(
     def _block_weights(self, k: int, keep: Tensor | None, as_tensors: bool) -> Iterator[tuple[float | Tensor, ...]]:
         """Yield alphas, betas and scales of block k, each (attention, MLP).
 
-        `as_tensors` is explained at `decay.branch_weights`.
+        `as_tensors` is explained at `decay.schedule.branch_weights`.
         """
-        attention = decay.branch_weights(self, self.shortcuts, 2 * k, as_tensors)
-        mlp = decay.branch_weights(self, self.shortcuts, 2 * k + 1, as_tensors)
+        attention = branch_weights(self, self.shortcuts, 2 * k, as_tensors)
+        mlp = branch_weights(self, self.shortcuts, 2 * k + 1, as_tensors)
         if keep is not None:
             attention = attention._replace(beta=attention.beta * keep[2 * k, :, None, None])
             mlp = mlp._replace(beta=mlp.beta * keep[2 * k + 1, :, None, None])

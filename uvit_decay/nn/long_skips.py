@@ -119,7 +119,7 @@ class LongSkips(nn.Module):
         return self.gates[j % len(self.gates)]
 
     def forward(self, j: int, state: Float[Tensor, "b n d"], as_tensors: bool = False) -> MergeWeights:
-        """Return the factors of skip j; fixed factors are tensors with `as_tensors`, see `decay.branch_weights`."""
+        """Return the factors of skip j; fixed factors are tensors with `as_tensors`, see `branch_weights`."""
         gate = self.gate(j)
         if gate is not None:
             return MergeWeights(gate(state), 1.0)

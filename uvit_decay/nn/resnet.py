@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock
 
 from uvit_decay import decay
+from uvit_decay.decay.schedule import branch_weights
 from uvit_decay.nn.arguments import check_data_sizes, collect_arguments
 from uvit_decay.nn.base import DecayedNet
 from uvit_decay.nn.embed import Pixels, PixelScale, without_autocast
@@ -143,7 +144,7 @@ class ResNet(DecayedNet, pipeline_tag="image-classification"):
         x = self.scale.normalise(x).contiguous(memory_format=torch.channels_last)  # faster, especially in bfloat16
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         for k, block in enumerate(self.blocks()):
-            alpha, beta, _ = decay.branch_weights(self, self.shortcuts, k)
+            alpha, beta, _ = branch_weights(self, self.shortcuts, k)
             x = block(x, alpha, beta)
         return self.avgpool(x).flatten(1)
 

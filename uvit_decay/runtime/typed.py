@@ -21,7 +21,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from uvit_decay.runtime.errors import UserError, check_numbers, check_whole
+from uvit_decay.runtime.errors import MOST_SEED, UserError, check_numbers, check_whole
 
 Public = TypeVar("Public", bound=Callable[..., Any])
 PARAMETER = re.compile(r"^\w+ [\w.<>]*?(\w+)(?:\.__init__)?\(\) parameter (\w+)=")  # the beginning of its messages
@@ -34,6 +34,10 @@ class Bounds:
     least: int
     most: int = 2**31 - 1
 
+    def __repr__(self) -> str:
+        """Return the bounds as the help of train.py shows them."""
+        return f"{self.least} to {self.most}"
+
     def check(self, name: str, number: Any) -> None:
         check_whole(self.least, self.most, **{name: number})
 
@@ -43,6 +47,9 @@ class Within:
     """Interval of a number, such as "[0, 1)"."""
 
     interval: str
+
+    def __repr__(self) -> str:
+        return self.interval
 
     def check(self, name: str, number: Any) -> None:
         check_numbers(self.interval, **{name: number})
@@ -74,6 +81,7 @@ class Needs:
 
 
 Positive = Annotated[int, Bounds(1)]
+Seed = Annotated[int, Bounds(0, MOST_SEED)]
 Share = Annotated[float, Within("[0, 1]")]
 
 
