@@ -21,127 +21,12 @@ from uvit_decay.pictures import to_float, to_uint8
 from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.files import quote_path
 from uvit_decay.runtime.tensor_files import digest
-from uvit_decay.runtime.typed import check_types
 
 SLICE_PIXELS = 8 * 256**2  # decoded in one slice: about 5 GB for Stable Diffusion's decoder in float32
 NO_VARIANCE = -30.0  # log-variance for encoders without one: the lower bound to which AutoencoderKL clamps
 LEAST_SIDE = 64  # pixels of the trial image
 
 
-@check_types
-@dataclass(frozen=True)
-class LatentSpace:
-    """Identity of an autoencoder, and the normalisation of its latents z to x (see the module).
-
-    Args:
-        vae: hub id or absolute folder of the autoencoder.
-        sha256: fingerprint of its weights; empty if it is not known.
-        scale: its scaling factor.
-        shift: its shift factor.
-        channels: c.
-        factor: pixels per latent cell, along each side.
-        rgb: c + 1 rows of 3 numbers, the last row is the constant: a linear map from x to RGB in [-1, 1].
-        channel_mean: mean of each of the c channels of z; None if `shift` applies to all.
-        channel_std: standard deviation of each of the c channels of z; None for 1.
-    """
-    vae: str
-    sha256: str
-    scale: float
-    shift: float
-    channels: int
-    factor: int
-    rgb: Sequence[Sequence[float]] | None = None
-    channel_mean: Sequence[float] | None = None
-    channel_std: Sequence[float] | None = None
-    def __post_init__(self) -> None:
-        positive = 0 < self.scale < math.inf and min(self.channels, self.factor) >= 1
-        if not positive or not math.isfinite(self.shift):
-            raise UserError(f"{self}: scale, channels and factor must be positive, and shift must be finite")
-        self._check_rgb()
-        for name in PER_CHANNEL:
-            self._check_per_channel(name)
-        if self.channel_mean is not None and self.shift != 0.0:
-            raise UserError(f"{self}: has both shift and channel_mean; only one of them may be set")
-    def _check_rgb(self) -> None:
-        """Raise a UserError unless the map to RGB is None or has c + 1 rows of 3 numbers."""
-        if self.rgb is None:
-            return
-        lengths = {len(row) for row in self.rgb}
-        rows = self.channels + 1
-        if len(self.rgb) != rows or lengths != {3}:
-            raise UserError(f"{self.vae}: rgb of {self.channels} latent channels must have {rows} rows of 3 numbers")
-    def _check_per_channel(self, name: str) -> None:
-        """Raise a UserError unless a field is None or has c finite numbers, positive for `channel_std`."""
-        values = getattr(self, name)
-        if values is None:
-        object.__setattr__(self, name, tuple(values))  # JSON has lists, which are not equal to tuples
-        fits = len(values) == self.channels and all(map(math.isfinite, values))
-        kind = "finite"
-        if name == "channel_std":
-            fits = fits and min(values) > 0
-            kind = "positive finite"
-        if not fits:
-            numbers = f"{self.channels} {kind} numbers, one per channel"
-            raise UserError(f"{self.vae}: {name} must have {numbers}, got {values}")
-    @property
-    def scales(self) -> Tensor:
-        """Factor of each channel from z to x, float64 (c,)."""
-        std = self.channel_std
-        if std is None:
-            std = (1.0,) * self.channels
-        return self.scale / torch.tensor(std, dtype=torch.float64)
-    def normalise(self, z: Tensor) -> Tensor:
-        """Return x (b, c, h, w) for z."""
-        mean, std = self._per_channel(z)
-        return (z - mean) * self.scale / std
-    def denormalise(self, x: Tensor) -> Tensor:
-        """Return z (b, c, h, w) for x."""
-        mean, std = self._per_channel(x)
-        return x / self.scale * std + mean
-    def _per_channel(self, like: Tensor) -> tuple[Tensor | float, Tensor | float]:
-        """Return mean and standard deviation of z as numbers or as tensors (c, 1, 1) on the device of `like`."""
-        def to_tensor(values: Sequence[float]) -> Tensor:
-            return torch.tensor(values, device=like.device, dtype=like.dtype)[:, None, None]
-        mean: Tensor | float = self.shift
-        std: Tensor | float = 1.0
-        if self.channel_mean is not None:
-            mean = to_tensor(self.channel_mean)
-        if self.channel_std is not None:
-            std = to_tensor(self.channel_std)
-        return mean, std
-    def mean(self, moments: Tensor) -> Tensor:
-        """Return the normalised posterior mean, float32 (b, c, h, w), for moments (b, 2c, h, w)."""
-        mean = moments[:, : self.channels].float()
-        return self.normalise(mean)
-    def sample(self, moments: Tensor, noise: Tensor) -> Tensor:
-        """Return a normalised sample of the posterior N(mean, exp(log-variance)), float32 (b, c, h, w).
-        `moments` (b, 2c, h, w) are mean and log-variance, `noise` is float32 (b, c, h, w), standard normal.
-        """
-        mean, log_variance = moments.float().chunk(2, dim=1)
-        deviation = torch.exp(0.5 * log_variance)
-        return self.normalise(torch.addcmul(mean, deviation, noise))
-    def preview(self, x: Tensor) -> Tensor:
-        """Return rough images without decoding: uint8 (b, 3, h, w), one pixel per latent cell, for x (b, c, h, w)."""
-            raise UserError(f"{self.vae}: its latents have no linear map to RGB; encode images to fit one")
-        rows = torch.tensor(self.rgb, device=x.device)
-        weights = rows[:-1]
-        constant = rows[-1][:, None, None]
-        rgb = torch.einsum("bchw,cr->brhw", x.float(), weights) + constant
-        return to_uint8(rgb)
-    def check_same(self, other: LatentSpace, ours: str, theirs: str, keys: Sequence[str] = SAME) -> None:
-        """Raise a UserError with both values if a network for one latent space cannot work on the other.
-        Args:
-            other: the other latent space.
-            ours: owner of this latent space in the message, such as "the checkpoint".
-            theirs: owner of the other one.
-            keys: fields that must be equal; an empty string is equal to all values.
-        for key in keys:
-            mine, yours = getattr(self, key), getattr(other, key)
-            if mine != yours and "" not in (mine, yours):
-                raise UserError(
-                    f"{ours} and {theirs} have different latents: {key} {mine} ({self.vae}) and {yours} ({other.vae}); "
-                    "use one autoencoder for both"
-                )
 class Autoencoder:
     """A frozen autoencoder of diffusers, from the hub or from a folder.
 

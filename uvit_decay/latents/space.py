@@ -19,12 +19,14 @@ from torch import Tensor
 
 from uvit_decay.pictures import to_uint8
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.typed import check_types
 
 PER_CHANNEL = ("channel_mean", "channel_std")  # fields that are None in most latent spaces
 NORMALISATION = ("scale", "shift", *PER_CHANNEL)
 SAME = (*NORMALISATION, "channels", "factor", "sha256")  # fields that a network for a latent space depends on
 
 
+@check_types
 @dataclass(frozen=True)
 class LatentSpace:
     """Identity of an autoencoder, and the normalisation of its latents z to x (see the module).
