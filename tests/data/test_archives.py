@@ -218,11 +218,3 @@ def test_names_in_utf_8_are_read_without_the_flag_that_says_so(tmp_path):
     assert set(names) == {"K\u00e4fer/a.png", "\u00a0" * 6 + "/b.png"}
     with archives.open_members(path, archives.ArchiveIndex(names)) as fetch:
         assert {fetch(i).getvalue() for i in range(2)} == {b"content"}
-
-
-def test_labels_of_webdataset_beside_images_are_named(tmp_path, caplog):
-    members = {"000000.cls": b"3", "000000.png": png(), "000001.cls": b"0", "000001.png": png(1)}
-    path = tar_of(tmp_path / "shard-000000.tar", members)
-    with caplog.at_level("INFO"):
-        assert len(list_images(path).members) == 2
-    find_line(caplog.messages, path, "2 images", ".cls", "--data.path webdataset", "000000.png")

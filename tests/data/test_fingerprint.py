@@ -13,7 +13,6 @@ from uvit_decay.data.archives import ArchiveIndex, file_states
 from uvit_decay.data.batches import ImageSet, InMemory
 from uvit_decay.data.fingerprint import hash_files, spread
 from uvit_decay.data.listing import list_images
-from uvit_decay.data.named import describe_test_images
 from uvit_decay.runtime.errors import UserError
 
 NAMES = [f"{kind}/{i}.bmp" for kind in ("cat", "dog") for i in range(4)]
@@ -134,7 +133,7 @@ def test_test_images_that_are_training_images_are_found(tmp_path):
         data = Images(str(train), str(test), image_size=8, batch_size=2)
         data.setup()
         overlaps.append(data.overlap)
-        assert data.overlap in describe_test_images(data)
+        assert data.overlap in data.describe_test_images()
     assert [bool(overlap) for overlap in overlaps] == [True, True, True, False, True, False]
     data = Images(str(train), holdout=0.5, image_size=8, batch_size=2)
     data.setup()

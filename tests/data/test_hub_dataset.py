@@ -1,7 +1,6 @@
 """Image data sets of the `datasets` library, made here: as saved by it, and as folders that it reads."""
 
 import io
-import os
 import pickle
 import sys
 
@@ -14,7 +13,7 @@ from refusals import raises_user_error
 
 from uvit_decay.data import HubDataset, Images
 from uvit_decay.data.hub_dataset import HubListing
-from uvit_decay.data.named import describe_test_images, open_data
+from uvit_decay.data.named import open_data
 from uvit_decay.evaluation.image_sources import DatasetImages
 from uvit_decay.runtime.errors import UserError
 
@@ -51,7 +50,7 @@ def test_images_labels_and_classes_are_those_of_the_data_set(saved):
     expected = torch.stack([torch.from_numpy(noise(SIZE, SIZE, 3, seed=i)) for i in range(8)]).permute(0, 3, 1, 2)
     assert torch.equal(data.train.images, expected)
     assert (len(data.test), data.name, data.overlap) == (4, "saved", "")
-    assert "test" in describe_test_images(data)
+    assert "test" in data.describe_test_images()
 
 
 def test_large_sets_stay_in_their_memory_mapped_files_and_workers_get_their_names(saved):
@@ -108,7 +107,7 @@ def test_labels_without_names_are_sorted(tmp_path, kind, labels, expected):
         ({"image_column": "label"}, ("--data.image_column",)),
         ({"label_column": "image"}, ("--data.label_column",)),
         ({"test_path": "x"}, ("--data.test_split",)),
-        ({"labels": "folders"}, ("--data.label_column",)),
+        ({"labels": "folders"}, ("`label_column`",)),
         ({"test_files": "x"}, ("--data.files",)),
         ({"holdout": 0.01}, ("`holdout`",)),
     ],
@@ -136,11 +135,14 @@ def test_a_saved_set_has_no_other_split_and_no_subset(tmp_path, split, options, 
         opened(tmp_path / "set", **options)
 
 
-def test_a_pipe_among_the_files_is_refused_instead_of_waited_for(saved):
-    (file,) = (saved / "test").glob("*.arrow")
-    file.unlink()
-    os.mkfifo(file)
-    with raises_user_error(file, "regular file"):
+def test_only_files_that_are_read_are_opened_and_a_placeholder_among_them_is_named(saved):
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
+    (saved / "notes.json").write_text(pointer)
+    assert len(opened(saved).train) == 8
+    (saved / "notes.json").unlink()
+    (file,) = (saved / "train").glob("*.arrow")
+    file.write_text(pointer)
+    with raises_user_error(file, "git lfs pull"):
         opened(saved)
 
 
@@ -154,7 +156,7 @@ def test_rows_without_a_label_and_unknown_names_are_refused(tmp_path):
 
 def test_without_the_library_one_line_names_the_command(saved, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UserError, match=r"pip install -e \"\.\[hub\]\""):
+    with raises_user_error("HubDataset", "pip install datasets"):
         opened(saved)
 
 

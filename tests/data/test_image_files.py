@@ -82,17 +82,6 @@ def test_flat_and_foldered_do_not_mix(tmp_path, names, source):
     assert list_images(folder, None, LabelOptions(None)).class_names == ()
 
 
-def test_splits_are_not_classes(tmp_path):
-    folder = tree(tmp_path / "split", ["val/cat/a.png", "train/cat/a.png", "train/dog/a.png"])
-    for path in (folder, write_zip(folder, tmp_path / "split.zip", "x/"), write_tar(folder, tmp_path / "split.tar")):
-        fails(path, "train", "val", "--data.labels folders")
-        assert list_images(path, None, LabelOptions("folders")).class_names == ("train", "val")
-        with raises_user_error(path, "train/cat", "val/cat"):
-            list_images(path, None, LabelOptions("leaf"))
-    assert list_images(tree(tmp_path / "cifar", ["train/a.png", "ship/a.png"])).class_names == ("ship", "train")
-    assert list_images(tree(tmp_path / "one", ["train/cat/a.png", "train/dog/a.png"])).class_names == ("cat", "dog")
-
-
 def test_paths_that_are_no_sets_of_images(tmp_path):
     fails(tmp_path / "missing", "no such")
     (tmp_path / "empty").mkdir()

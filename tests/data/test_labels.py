@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import refused, train
 from image_noise import SIZE, noise, tar_of, tree, write_tar, write_zip
 from PIL import Image
 from refusals import find_line, raises_user_error
@@ -17,8 +16,9 @@ from torchvision.datasets import ImageFolder
 
 from uvit_decay.data import AugmentedImages, Images
 from uvit_decay.data.decoding import Decoding
+from uvit_decay.data.label_tables import Columns
 from uvit_decay.data.labels import LabelOptions
-from uvit_decay.data.listing import list_images
+from uvit_decay.data.listing import describe_listing, list_images
 from uvit_decay.data.named import open_data
 from uvit_decay.data.reading import read
 from uvit_decay.evaluation.open_by_name import open_images
@@ -83,7 +83,7 @@ def test_an_edm_archive_has_the_labels_of_its_json_in_everything_that_reads_imag
     with caplog.at_level("INFO"):
         data = opened(file, memory_gb=0.0)
     line = find_line(caplog.messages, "dataset.json", "10 classes", "4 of them without images")
-    assert "--data.labels folders" in line
+    assert "`labels` folders" in line
     assert (data.train.labels.tolist(), data.class_names) == (LABELS, names)
     for other in (opened(file, AugmentedImages), open_data(str(file), str(file), SIZE, 3)):
         assert (other.train.labels.tolist(), other.class_names) == (LABELS, names)
@@ -150,12 +150,102 @@ def test_captions_are_no_labels_unless_asked_for(tmp_path, caplog):
     folder = write_metadata(tmp_path / "set", "jsonl", text=WORDS)
     with caplog.at_level("INFO"):
         assert list_images(folder).class_names == ()
-    find_line(caplog.messages, "metadata.jsonl", "--data.label_column", "text")
+    find_line(caplog.messages, "metadata.jsonl", "`label_column`", "text")
     assert opened(folder, label_column="text").class_names == ("ant", "cat", "dog")
     folder = write_metadata(tmp_path / "two", "csv", fine_label=WORDS, coarse_label=LABELS)
-    with raises_user_error("metadata.csv", "--data.label_column", "fine_label, coarse_label"):
+    with raises_user_error("metadata.csv", "`label_column`", "fine_label, coarse_label"):
         list_images(folder)
     assert opened(folder, label_column="coarse_label").train.labels.tolist() == LABELS
+
+
+def write_pictures(folder: Path, count: int = 4, ending: str = ".png") -> tuple[Path, list[str]]:
+    """A folder of pictures and their names, of which the first ones may be read as words of a header."""
+    names = [f"{kind}{ending}" for kind in ("a", "b", "c", "d", *map(str, range(count - 4)))]
+    return tree(folder, names), names
+
+
+@pytest.mark.parametrize("word", ["file", "name", "image", "id", "path", "label", "filename", "class"])
+def test_the_first_label_of_a_table_without_header_is_a_label_whatever_its_word(tmp_path, word):
+    folder, names = write_pictures(tmp_path / "set")
+    rows = [f"{name},{label}" for name, label in zip(names, [word, "x", "x", word], strict=True)]
+    (tmp_path / "t.csv").write_text("\n".join(rows))
+    listing = list_images(folder, None, LabelOptions(str(tmp_path / "t.csv")))
+    assert listing.class_names == tuple(sorted([word, "x"]))
+    assert [listing.class_names[label] for label in listing.labels] == [word, "x", "x", word]
+
+
+FOUR = ("a", "b", "c", "d")
+NUMBERED = "class id,filepaths,labels,data set\n" + "".join(
+    f"{i % 2},{n}.png,{'xy'[i % 2]},train\n" for i, n in enumerate(FOUR)
+)
+CELEBA = "Smiling Young\n" + "".join(f"{n}.png {'-1' if n in 'ab' else ' 1'} 1\n" for n in FOUR)
+# Table, columns that are given, and the labels or the words of the refusal.
+FILES = [
+    (NUMBERED, (), ("`name_column`", "`label_column`", "class id, filepaths, labels")),
+    (NUMBERED, ("filepaths", "labels"), ["x", "y", "x", "y"]),
+    (NUMBERED, ("filepaths", None), ("`label_column`", "class id, labels")),
+    (
+        "photo,age,breed\na.png,3,pug\nb.png,4,pug\nc.png,1,asp\nd.png,1,asp\n",
+        (None, "breed"),
+        ["pug"] * 2 + ["asp"] * 2,
+    ),
+    ("breed,photo\nx,a.png\nx,b.png\ny,c.png\ny,d.png\n", (None, "breed"), ["x", "x", "y", "y"]),
+    ("breed,photo\nx,a.png\nx,b.png\ny,c.png\ny,d.png\n", (), ("`name_column`",)),
+    ("ImageId,PredictionString\na,n1 3\nb,n1 3\nc,n2 7\nd,n2 7\n", (), ["n1 3"] * 2 + ["n2 7"] * 2),
+    ("label,file_name\nx,a.png\nx,b.png\ny,c.png\ny,d.png\n", (), ["x", "x", "y", "y"]),
+    ("a x 1 2\nb x 1 2\nc y 1 2\nd y 1 2\n", (), ["x", "x", "y", "y"]),
+    ("scan,class_id\na.png,1\nb.png,0\nc.png,1\nd.png,0\n", (), ["1", "0", "1", "0"]),
+    ("a.png;x\nb.png;y\nc.png;x\nd.png;y\n", (), ("semicolons", "commas")),
+    ("4\n" + CELEBA, (), ("4", "file_name")),
+    ("file_name " + CELEBA, (None, "Smiling"), ("-1", "write 0")),
+    ("file_name " + CELEBA.replace("-1", "0"), (None, "Smiling"), ["0", "0", "1", "1"]),
+    ("#Image CLASS-ID SPECIES\na 1 1\nb 1 1\nc 2 1\nd 2 1\n", (), ("#",)),
+    ("a.png,-1\nb.png,1\nc.png,1\nd.png,1\n", (), ("-1", "write 0")),
+    ("a.png,x\nb.png,x\nc.png,y\nd.png\n", (), ("1 rows", "d.png")),
+]
+
+
+@pytest.mark.parametrize(("text", "columns", "expected"), FILES)
+def test_a_table_of_ones_own(tmp_path, text, columns, expected):
+    folder, _ = write_pictures(tmp_path / "set")
+    (tmp_path / "table.txt").write_text(text)
+    options = LabelOptions(str(tmp_path / "table.txt"), Columns(*columns))
+    if isinstance(expected, tuple):
+        with raises_user_error("table.txt", *expected):
+            list_images(folder, None, options)
+    else:
+        listing = list_images(folder, None, options)
+        assert [listing.class_names[label] for label in listing.labels] == expected
+
+
+def test_more_than_half_as_many_classes_as_pictures_is_said(tmp_path):
+    folder, names = write_pictures(tmp_path / "set", 12)
+    file = tmp_path / "table.csv"
+    for count, said in ((12, True), (7, True), (6, False)):
+        file.write_text("ImageId,PredictionString\n" + "".join(f"{n},p{i % count}\n" for i, n in enumerate(names)))
+        line = describe_listing(list_images(folder, None, LabelOptions(str(file))))
+        assert ("`label_column`" in line) == said
+        find_line(line, "12 pictures", f"{count} classes")
+
+
+def test_nfc_and_nfd_spellings_are_one_class(tmp_path):
+    folder = tree(tmp_path / "set", ["cafe\u0301/1.png", "caf\u00e9/2.png", "cat/3.png"])
+    assert list_images(folder).class_names == ("caf\u00e9", "cat")
+    assert list_images(folder).labels == (0, 0, 1)
+    one = tree(tmp_path / "one", ["cafe\u0301/1.png", "cat/2.png"])
+    other = tree(tmp_path / "other", ["caf\u00e9/3.png", "cat/4.png"])
+    data = opened(one, test_path=str(other))
+    assert (data.class_names, data.test.labels.tolist()) == (("cafe\u0301", "cat"), [0, 1])
+    assert len(list_images(one, ["caf\u00e9"]).members) == 1
+    (tmp_path / "table.csv").write_text("caf\u00e9/1.png,caf\u00e9\ncat/2.png,cafe\u0301\n")
+    assert list_images(one, None, LabelOptions(str(tmp_path / "table.csv"))).class_names == ("caf\u00e9",)
+
+
+def test_a_single_folder_around_pictures_is_said_to_be_the_only_class(tmp_path, caplog):
+    folder = tree(tmp_path / "celeba", ["img_align_celeba/1.png", "img_align_celeba/2.png"])
+    with caplog.at_level("INFO"):
+        assert list_images(folder).class_names == ("img_align_celeba",)
+    find_line(caplog.messages, folder, "img_align_celeba", "only class", "`labels` null")
 
 
 ANNOTATIONS = "val_0.JPEG\tn02\t0\t32\t44\t62\nval_1.JPEG\tn01\t52\t55\t57\t59\nval_2.JPEG\tn02\t4\t0\t60\t55\n"
@@ -168,9 +258,8 @@ ANNOTATIONS = "val_0.JPEG\tn02\t0\t32\t44\t62\nval_1.JPEG\tn01\t52\t55\t57\t59\n
         ("val.txt", "images/val_0.JPEG n02\nimages/val_1.JPEG n01\nimages/val_2.JPEG n02\n"),  # of Caffe's converter
         ("labels.csv", "id,breed\nval_0,n02\nval_1,n01\nval_2,n02\n"),  # of a Kaggle competition
         ("own.csv", "picture,class\nval_0.JPEG,n02\nval_1.JPEG,n01\nval_2.JPEG,n02\n"),
-        ("split.csv", "photo,split,class_id\nval_0.JPEG,x,n02\nval_1.JPEG,x,n01\nval_2.JPEG,x,n02\n"),
         ("no_header.txt", "val_0 n02\nval_1 n01\nval_2 n02\n"),
-        ("table.tsv", "\ufefffilename\tsplit\tclass\nval_0.JPEG\tx\tn02\nval_1.JPEG\tx\tn01\nval_2.JPEG\tx\tn02\n"),
+        ("table.tsv", "\ufefffile_name\tsplit\tclass\nval_0.JPEG\tx\tn02\nval_1.JPEG\tx\tn01\nval_2.JPEG\tx\tn02\n"),
         ("windows.csv", "Path,Label\r\nimages\\val_0.JPEG,n02\r\nimages\\val_1.JPEG,n01\r\nimages\\val_2.JPEG,n02\r\n"),
     ],
 )
@@ -188,11 +277,11 @@ def test_a_table_names_images_as_its_writer_does(tmp_path, name, text):
 def test_the_column_of_the_training_labels_asks_for_no_table_of_the_test_images(tmp_path, test_labels):
     train = tree(tmp_path / "train", ["a.png", "b.png"])
     test = tree(tmp_path / "test", ["cat/c.png", "dog/d.png"])
-    (tmp_path / "train.csv").write_text("file,fine_label,coarse_label\na.png,dog,x\nb.png,cat,x\n")
+    (tmp_path / "train.csv").write_text("file_name,fine_label,coarse_label\na.png,dog,x\nb.png,cat,x\n")
     options = {"labels": str(tmp_path / "train.csv"), "label_column": "fine_label"}
     data = opened(train, test_path=str(test), test_labels=test_labels, **options)
     assert (data.train.labels.tolist(), data.test.labels.tolist()) == ([1, 0], [0, 1])
-    with raises_user_error("table", "--data.label_column"):
+    with raises_user_error("table", "`label_column`"):
         opened(test, label_column="fine_label")
 
 
@@ -207,7 +296,7 @@ def test_test_images_may_lack_the_last_class_indices(tmp_path):
 @pytest.mark.parametrize(
     ("entries", "words"),
     [
-        ([["b.png", 0]], ("1 of 2", "a.png", "--data.labels folders")),
+        ([["b.png", 0]], ("1 of 2", "a.png", "`labels` folders")),
         ([["a.png", 0.5], ["b.png", 1]], ("1 of 2", "0.5")),
         ([["a.png", [0, 1]], ["b.png", [1, 0]]], ("2 of 2", "[0, 1]")),
         ([["a.png", None], ["b.png", 1]], ("1 of 2", "None")),
@@ -225,20 +314,6 @@ def test_a_table_that_does_not_fit_is_refused_with_a_count_and_the_first(tmp_pat
     with raises_user_error("dataset.json", *words):
         list_images(folder)
     assert list_images(folder, None, LabelOptions("folders")).class_names == ()
-
-
-def test_the_column_that_is_asked_for_makes_the_first_row_a_header(tmp_path):
-    folder = tree(tmp_path / "set", ["a.png", "b.png"])
-    (tmp_path / "table.csv").write_text("photo,age,breed\na.png,3,pug\nb.png,4,akita\n")
-    listing = list_images(folder, None, LabelOptions(str(tmp_path / "table.csv"), "breed"))
-    assert (listing.class_names, listing.labels) == (("akita", "pug"), (1, 0))
-
-
-def test_class_indices_below_an_unusual_header_stay_indices(tmp_path):
-    folder = tree(tmp_path / "set", [f"{i:02}.png" for i in range(11)])
-    rows = [f"{i:02}.png,{i}" for i in range(11)]
-    (tmp_path / "table.csv").write_text("\n".join(["scan,class_id", *rows]))
-    assert list_images(folder, None, LabelOptions(str(tmp_path / "table.csv"))).labels == tuple(range(11))
 
 
 def test_a_label_below_0_is_refused_in_text_too(tmp_path):
@@ -259,9 +334,11 @@ def test_an_entry_without_an_image_is_said(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"labels": "nowhere.csv"}, ("--data.labels nowhere.csv", "leaf")),
-        ({"label_column": "label"}, ("--data.label_column label",)),
-        ({"labels": "table.csv", "label_column": "x"}, ("--data.label_column", "label, split")),
+        ({"labels": "nowhere.csv"}, ("`labels`", "nowhere.csv", "leaf")),
+        ({"label_column": "label"}, ("`label_column`",)),
+        ({"name_column": "file"}, ("`name_column`",)),
+        ({"labels": "table.csv", "label_column": "x"}, ("`label_column`", "label, split")),
+        ({"labels": "table.csv", "name_column": "x"}, ("`name_column`", "file, label, split")),
     ],
 )
 def test_options_that_do_not_fit_are_refused(tmp_path, monkeypatch, options, words):
@@ -312,49 +389,19 @@ def test_the_path_below_the_class_tells_images_apart(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("names", "before", "labels", "option"),
+    ("names", "before", "labels"),
     [
-        (["cats/1.png", "cats/2.png", "dogs/1.png"], "6b0fc2a6", "auto", ""),
-        (["dogs/husky/1.png", "dogs/poodle/1.png", "cats/siamese/1.png"], "0ddf9d3a", "leaf", "--data.labels leaf"),
-        (
-            ["00000/img00000000.png", "00000/img00000001.png", "00001/img00000002.png"],
-            "e4213b4e",
-            "folders",
-            "--data.labels folders",
-        ),
+        (["cats/1.png", "cats/2.png", "dogs/1.png"], "6b0fc2a6", "auto"),
+        (["dogs/husky/1.png", "dogs/poodle/1.png", "cats/siamese/1.png"], "0ddf9d3a", "leaf"),
+        (["00000/img00000000.png", "00000/img00000001.png", "00001/img00000002.png"], "e4213b4e", "folders"),
+        (["cafe\u0301/1.png", "cat/1.png"], "3bcbe53a", "auto"),
     ],
 )
-def test_runs_of_72e8659_keep_their_fingerprint_or_are_told_its_option(tmp_path, names, before, labels, option):
+def test_fingerprints_stay_the_same(tmp_path, names, before, labels):
     for size, name in enumerate(names, 1):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         Image.new("L", (size, size)).save(tmp_path / name, "BMP")
-    stored = opened(tmp_path, labels=labels, memory_gb=0.0).fingerprint
-    assert stored.startswith(before)  # as commit 72e8659 printed it
-    if option:
-        (tmp_path / "dataset.json").write_text(json.dumps({"labels": [[name, i] for i, name in enumerate(names)]}))
-        data = opened(tmp_path, memory_gb=0.0)
-        assert data.fingerprint != stored
-        assert data.find_labels_of(stored) == option
-    assert opened(tmp_path, memory_gb=0.0).find_labels_of("0" * 64) == ""
-
-
-def test_a_run_of_72e8659_on_an_edm_archive_resumes_with_its_folders(tmp_path, monkeypatch, capsys):
-    file = write_edm(tmp_path / "edm.zip", LABELS)
-    flags = ["--data=Images", f"--data.path={file}", "--data.batch_size=2", "--trainer.callbacks=LastCheckpoint"]
-    flags += [f"--model.net.{name}" for name in ("image_size=null", "channels=null", "dim=16", "depth=2")]
-    flags += ["--trainer.limit_val_batches=0", "--model.net.num_classes=0", "--model.optim.warmup_steps=2"]
-    folders = "--data.labels=folders"
-    train(monkeypatch, tmp_path, "fit", *flags, folders, "--trainer.max_steps=2")
-    (checkpoint,) = (tmp_path / "runs").rglob("last.ckpt")
-    contents = torch.load(checkpoint, weights_only=True)
-    for name in ("labels", "label_column", "test_labels"):  # options that it did not have
-        contents["settings"].pop(f"data.{name}", None)
-    torch.save(contents, tmp_path / "older.ckpt")
-    flags += ["--trainer.max_steps=4", f"--ckpt_path={tmp_path / 'older.ckpt'}"]
-    assert "set --data.labels folders" in refused(capsys, train, monkeypatch, tmp_path, "fit", *flags)
-    line = refused(capsys, train, monkeypatch, tmp_path, "fit", *flags, "--model.net.num_classes=null")
-    find_line(line, "model.net.num_classes 0", "--data.labels folders")
-    train(monkeypatch, tmp_path, "fit", *flags, folders)
+    assert opened(tmp_path, labels=labels, memory_gb=0.0).fingerprint.startswith(before)  # as ac8466d5 printed it
 
 
 def test_an_image_that_a_tar_holds_under_two_names_is_refused(tmp_path):

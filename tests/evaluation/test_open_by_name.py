@@ -13,7 +13,7 @@ from refusals import find_line, raises_user_error
 from uvit_decay.data import Images
 from uvit_decay.data.decoding import Decoding, ResizedCentre, centre_crop
 from uvit_decay.data.listing import list_images
-from uvit_decay.data.named import describe_test_images, open_data
+from uvit_decay.data.named import open_data
 from uvit_decay.data.reading import OnDisk
 from uvit_decay.encoders.table import FeatureOptions
 from uvit_decay.evaluation.generation import open_reference
@@ -191,12 +191,12 @@ def test_reports_say_which_images_were_the_test_images(forms, images):
         (forms / "labelled" / name).mkdir(parents=True)
         save_pngs(forms / "labelled" / name, [images[:6]])
     path = str(forms / "labelled")
-    assert "%" not in describe_test_images(open_data("digits", None, 8, 1))
-    assert describe_test_images(open_data(path, path, 16, 3)).startswith(f"{path}; ")  # they are the training images
+    assert "%" not in open_data("digits", None, 8, 1).describe_test_images()
+    assert open_data(path, path, 16, 3).describe_test_images().startswith(f"{path}; ")  # they are the training images
     held_out = open_data(path, None, 16, 3)
-    find_line(describe_test_images(held_out), "10%", "already seen")
-    find_line(describe_test_images(held_out, "another"), "10%", "already seen")
-    assert "already seen" not in describe_test_images(held_out, held_out.fingerprint)
+    find_line(held_out.describe_test_images(), "10%", "already seen")
+    find_line(held_out.describe_test_images("another"), "10%", "already seen")
+    assert "already seen" not in held_out.describe_test_images(held_out.fingerprint)
 
 
 @pytest.mark.parametrize("name", ["digits", str(ROOT / "configs" / "digits.yaml")])

@@ -31,6 +31,7 @@ def encode_images(
     image_size: Annotated[int, Bounds(1, 2**16)] = 256,
     classes: str | None = None,
     labels: str = "auto",
+    name_column: str | None = None,
     label_column: str | None = None,
     dtype: Literal["float16", "bfloat16"] = "float16",
     precision: Literal["float32", "bfloat16"] = "float32",
@@ -50,6 +51,7 @@ def encode_images(
         image_size: pixels after the centre crop.
         classes: imagenet-100/cmc, imagenet-1k or a text file; default: all classes.
         labels: auto, folders, leaf, null or a file with a table, see --data.labels of the data module Images.
+        name_column: column of the names of images in a table or metadata file.
         label_column: column of the labels in a table or metadata file.
         dtype: of what is stored.
         precision: of the autoencoder.
@@ -68,7 +70,7 @@ def encode_images(
 
     with open_program(timeout=SHARES) as (processes, device):
         autoencoder = Autoencoder(vae, device, getattr(torch, precision))
-        listing = _list_source(source, classes, labels, label_column, skip_unreadable)
+        listing = _list_source(source, classes, labels, name_column, label_column, skip_unreadable)
         if processes.is_main:
             print(f"{source}: {describe_listing(listing, image_size, str(target / UNREAD))}", file=sys.stderr)
         sizes = {"batch_size": batch_size, "shard_size": shard_size}
@@ -84,7 +86,12 @@ def encode_images(
 
 
 def _list_source(
-    source: Path, classes: str | None, labels: str, label_column: str | None, skip_unreadable: bool
+    source: Path,
+    classes: str | None,
+    labels: str,
+    name_column: str | None,
+    label_column: str | None,
+    skip_unreadable: bool,
 ) -> Listing:
     """List the images to encode, without those that cannot be read, or look at headers before the work starts.
 
@@ -92,17 +99,19 @@ def _list_source(
     """
     from uvit_decay.data.classes import class_list
     from uvit_decay.data.fingerprint import MOST_MEASURED, spread
+    from uvit_decay.data.label_tables import Columns
     from uvit_decay.data.labels import NO_CLASSES, LabelOptions
-    from uvit_decay.data.listing import list_images
-    from uvit_decay.data.reading import check_headers, leave_out_unreadable
+    from uvit_decay.data.listing import check_columns, list_images
+    from uvit_decay.data.reading import Inspection, check_headers, leave_out_unreadable
 
     names = None if classes is None else class_list(classes)
-    options = LabelOptions(None if labels == NO_CLASSES else labels, label_column, "--labels", "--label-column")
-    listing = list_images(source, names, options)
+    columns = Columns(name_column, label_column)
+    listing = list_images(source, names, LabelOptions(None if labels == NO_CLASSES else labels, columns))
+    check_columns(columns, listing)
     if skip_unreadable:
         return leave_out_unreadable(listing)
     measured = spread(len(listing.members), MOST_MEASURED)
-    check_headers(listing, measured, hint="; to leave such images out, add --skip-unreadable")
+    check_headers(listing, measured, Inspection(), hint="; to leave such images out, set `skip_unreadable`")
     return listing
 
 

@@ -16,7 +16,7 @@ import threading
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
 from io import BytesIO
@@ -54,12 +54,15 @@ class ArchiveIndex(NamedTuple):
     def split(self, extensions: Collection[str]) -> tuple[ArchiveIndex, ArchiveIndex]:
         """Return the files with these extensions, and all others."""
         are_inside = [has_extension(name, extensions) for name in self.names]
-        parts = []
-        for inside in (True, False):
-            rows = [row for row, is_inside in enumerate(are_inside) if is_inside == inside]
-            spans = None if self.spans is None else self.spans[rows]
-            parts.append(ArchiveIndex(tuple(self.names[row] for row in rows), spans, self.others))
-        return parts[0], parts[1]
+        inside = [row for row, is_inside in enumerate(are_inside) if is_inside]
+        outside = [row for row, is_inside in enumerate(are_inside) if not is_inside]
+        return self.take(inside), self.take(outside)
+
+    def take(self, rows: Sequence[int]) -> ArchiveIndex:
+        """Return the files in these rows."""
+        names = tuple(self.names[row] for row in rows)
+        spans = None if self.spans is None else self.spans[list(rows)]
+        return ArchiveIndex(names, spans, self.others)
 
 
 def find(path: Path, extensions: Collection[str]) -> ArchiveIndex:

@@ -112,7 +112,7 @@ class AugmentedImages(Images):
         test_crop: the test crop scales the shorter side to image_size / test_crop and takes the centre; use 1 for small
             pictures whose object fills the frame.
         options: of `Images`: test_path, holdout, classes, channels, device_batch_size, memory_gb, num_workers, seed,
-            labels, label_column, test_labels, skip_unreadable, white.
+            labels, name_column, label_column, test_labels, skip_unreadable, white.
     """
 
     usual_size = 224  # pixels
@@ -147,6 +147,9 @@ class AugmentedImages(Images):
         images = self._read_all(listing, chosen, whole)
         labels = torch.tensor(listing.labels)[chosen]
         return Cached(images, labels, self.image_size, self.crop)
+
+    def describe_pictures(self) -> str:
+        return f"shorter side {self.crop.shorter_side(self.image_size)}, bicubic, centre {self.image_size}"
 
     def augmentation(self) -> Augmentation:
         return partial(_augment_batch, self.augment, self.seed)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import suppress
@@ -149,8 +150,6 @@ def class_hash(class_names: Sequence[str]) -> str:
     return sha256("\n".join(class_names).encode()).hexdigest()
 
 
-SPLITS = ("train", "val", "valid", "validation", "test")  # names of trees of images, each with all classes
-
 Folder = tuple[str, ...]  # a folder as its parts; () is the top
 
 
@@ -216,15 +215,19 @@ def lowest_level(path: Path, folders: Collection[Folder]) -> dict[Folder, str]:
     return {folder: folder[-1] if folder else "" for folder in folders}
 
 
-def check_splits(path: Path, folders: Collection[Folder], depth: int, option: str) -> None:
-    """Raise a UserError if several folders of the first level are splits of a data set, such as train and val.
+def compose(name: str) -> str:
+    """Return a name in Unicode's composed form (NFC); macOS writes the names of files decomposed (NFD)."""
+    return unicodedata.normalize("NFC", name)
 
-    A single such name may be a class: a train is one in CIFAR-100.
+
+def merge_spellings(names: Collection[str]) -> dict[str, str]:
+    """Return the class of each name: its composed form if several names have the same one, otherwise the name itself.
+
+    A single spelling stays as it is, because runs and checkpoints know their classes by it.
     """
-    heads = {folder[: depth + 1] for folder in folders}
-    splits = sorted("/".join(head) for head in heads if head and head[-1].lower() in SPLITS)
-    if len(splits) > 1:
-        raise UserError(
-            f"{path}: {', '.join(splits)} are splits of a data set, not classes; give one of them as the path, or set "
-            f"{option} to make them classes"
-        )
+    counts = Counter(compose(name) for name in names)
+    classes = {}
+    for name in names:
+        is_single = counts[compose(name)] == 1
+        classes[name] = name if is_single else compose(name)
+    return classes

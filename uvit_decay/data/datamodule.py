@@ -117,13 +117,20 @@ class ImageData(LightningDataModule):
             self._fingerprint = hash_set(self.class_names, self.train.labels, self.content_hash())
         return self._fingerprint
 
-    def find_labels_of(self, fingerprint: str) -> str:
-        """Return the option of other labels with which this data has a fingerprint, as typed; "" if there is none."""
-        return ""
+    def describe_pictures(self) -> str:
+        """Return how the pictures were resized and cropped, for reports."""
+        return f"as stored, {self.image_size}"
 
-    def explain_difference(self, fingerprint: str) -> str:
-        """Return why the images have another fingerprint than this one, after a semicolon; "" if it is not known."""
-        return ""
+    def describe_test_images(self, trained_on: str | None = None) -> str:
+        """Return the description of the test images for reports, with a remark if training images are among them.
+
+        Args:
+            trained_on: fingerprint of the images that the network was trained on; None if it is not known.
+        """
+        return self._add_overlap("the test images of the data set")
+
+    def _add_overlap(self, text: str) -> str:
+        return f"{text}; {self.overlap}" if self.overlap else text
 
     def content_hash(self) -> str:
         """Return a SHA-256 that identifies the stored training images; no image file is decoded."""

@@ -3,44 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
 import torch
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info
-from PIL import Image
 from torch import Tensor
 
 from uvit_decay.data.batches import ImageSet, InMemory
 from uvit_decay.data.classes import class_list
-from uvit_decay.data.datamodule import ImageData, Sizes, hash_set
-from uvit_decay.data.decoding import Crop, Decoding, Reading, centre_crop, is_transparent
+from uvit_decay.data.datamodule import ImageData, Sizes
+from uvit_decay.data.decoding import Crop, Decoding, Reading, centre_crop
 from uvit_decay.data.fingerprint import MOST_MEASURED, hash_files, name_shared, spread
+from uvit_decay.data.label_tables import Columns
 from uvit_decay.data.labels import AUTO, FOLDERS, LEAF, LabelOptions
-from uvit_decay.data.listing import Listing, describe_listing, hint_at_heif, is_heif, list_images, select
+from uvit_decay.data.listing import Listing, adopt_classes, check_columns, describe_listing, list_parts
 from uvit_decay.data.reading import (
     UNREAD,
+    Inspection,
     OnDisk,
     check_headers,
     common_side,
     explain_failures,
     find_failures,
     leave_out_unreadable,
-    remark_on_enlarging,
     store_list,
     try_read,
     warn_of_dark_images,
 )
+from uvit_decay.data.splits import hold_out
 from uvit_decay.runtime.errors import UserError, check_numbers
 from uvit_decay.runtime.files import check_writable
-from uvit_decay.runtime.random import generator
 from uvit_decay.runtime.typed import check_types
 
 MOST_SIDE = 1024  # pixels; larger images are rarely what a network is built for
-SKIP_HINT = "; train.py leaves such images out with --data.skip_unreadable true"
+SKIP_HINT = "; to leave such images out, set `skip_unreadable` true"
 
 
 @check_types
@@ -55,7 +53,7 @@ class Images(ImageData):
     Args:
         path: folder, zip or tar of the training images.
         test_path: folder, zip or tar with the same classes, for validation loss and probes.
-        holdout: without a test_path, the share of each class that is held out of training as test images; 0 for none.
+        holdout: without test images, the share of each class that is held out of training as test images; 0 for none.
         classes: a named class list (imagenet-100/cmc, imagenet-1k) or a text file of classes; null takes all classes.
         image_size: height and width in pixels. Null: on the command line the network's, if it is set, or if it is
             null, too, the common size of the images, see `find_sizes`; otherwise 32.
@@ -71,10 +69,13 @@ class Images(ImageData):
             and 1 in float images.
         seed: random seed of the image order and the flips; the held-out images do not depend on it.
         labels: "auto" takes the labels in a dataset.json (EDM, StyleGAN) or a metadata.jsonl, .csv or .parquet
-            (Hugging Face's imagefolder) at the top of the images, or else the class folders. "folders" takes the
-            folders of the first level, "leaf" the lowest ones; null: no classes. Otherwise a file with the names of
-            images and their labels: one of these, or a table (.csv, .tsv, .txt). Integer labels are class indices,
-            names are sorted.
+            (Hugging Face's imagefolder) at the top of the images, or else the class folders; folders that are all
+            named by splits, such as train and test, are read as training and test images. "folders" takes the folders
+            of the first level, "leaf" the lowest ones; null: no classes. Otherwise a file with the names of images and
+            their labels: one of these, or a table (.csv, .tsv, .txt) with a column `file_name` and one of labels, or
+            with names in its first column and labels in the second one. Integer labels are class indices, names are
+            sorted.
+        name_column: column of the names of images in a table or metadata file; null: `file_name`, or the first one.
         label_column: column of the labels in a table or metadata file; null takes the only one.
         test_labels: as `labels`, for test_path; "auto" takes the value of `labels` unless that is a file.
     """
@@ -97,6 +98,7 @@ class Images(ImageData):
         num_workers: int = 4,
         seed: int = 0,
         labels: str | Path | None = AUTO,
+        name_column: str | None = None,
         label_column: str | None = None,
         test_labels: str | Path | None = AUTO,
         skip_unreadable: bool = False,
@@ -117,13 +119,14 @@ class Images(ImageData):
         self.skip_unreadable = skip_unreadable
         self.classes = None if classes is None else str(classes)
         self.labels = None if labels is None else str(labels)
+        self.name_column = name_column
         self.label_column = label_column
         self.test_labels = None if test_labels is None else str(test_labels)
         self.test_name = self.test_path  # the test images in reports and errors; None for held-out ones
         self._training_files: tuple[Listing, list[int]] | None = None
         self.crop: Crop = centre_crop
         self.reading = Reading(white)
-        self._seen = self._transparent = 0  # images looked at for transparency, and those of them that have it
+        self._inspection = Inspection()  # of all images that are read or looked at
 
     @property
     def name(self) -> str:
@@ -154,8 +157,6 @@ class Images(ImageData):
         if isinstance(self.train, InMemory):
             self.num_workers = 0
         self._tell_what_was_read(listing, test)
-        if self.trainer is not None:
-            remark_on_enlarging(*self._training_files, self.image_size)
 
     def _tell_what_was_read(self, training: Listing, test: Listing | None) -> None:
         """Print what was read and what was not; store the list of images that were left out."""
@@ -166,10 +167,9 @@ class Images(ImageData):
         where = self._store_unread(lines) if lines else ""
         for name, listing in named.items():
             rank_zero_info(f"{name}: {describe_listing(listing, self.image_size, where)}")
-        if self._transparent:
-            seen = f"{self._transparent:,} of {self._seen:,} pictures looked at"
-            rank_zero_info(f"{self.path}: {seen} are transparent; they are put on white")
-        warn_of_dark_images(self.path, self.train, "if their files hold 12 bits in 16, set --data.white 4095")
+        for remark in self._inspection.describe(self.path, self.reading):
+            rank_zero_info(remark)
+        warn_of_dark_images(self.path, self.train, "if their files hold 12 bits in 16, set `white` 4095")
 
     def _store_unread(self, lines: Sequence[str]) -> str:
         """Store a list of images that cannot be read in the folder of the run, on rank 0; return its name.
@@ -187,46 +187,36 @@ class Images(ImageData):
         return ""
 
     def listings(self) -> tuple[Listing, Listing | None]:
-        """List the training images and, if `test_path` is set, the test images."""
-        training = self._list(self.path, LabelOptions(self.labels, self.label_column))
-        if self.test_path is None:
-            return training, None
-        source = self.test_labels
-        if source == AUTO and self.labels in (None, FOLDERS, LEAF):
-            source = self.labels
-        options = LabelOptions(source, self.label_column, "--data.test_labels", needs_table=False)
-        return training, self._list(self.test_path, options)
+        """List the training images and the test images: of `test_path`, or of the part of `path` for testing."""
+        columns = Columns(self.name_column, self.label_column)
+        training, test = self._list(self.path, LabelOptions(self.labels, columns))
+        if self.test_path is not None:
+            source = self.test_labels
+            if source == AUTO and self.labels in (None, FOLDERS, LEAF):
+                source = self.labels
+            test, _ = self._list(self.test_path, LabelOptions(source, columns, "test_labels"))
+        elif test is not None:
+            self.test_name = f"{self.path}/{test.part}"
+            if self.holdout:
+                rank_zero_info(f"`holdout` {self.holdout:g} is not used: {self.test_name} has the test images")
+        check_columns(columns, training, test)
+        return training, test
 
-    def _list(self, path: str, labels: LabelOptions) -> Listing:
+    def _list(self, path: str, labels: LabelOptions) -> tuple[Listing, Listing | None]:
         classes = None if self.classes is None else class_list(self.classes)
-        return list_images(path, classes, labels)
+        return list_parts(path, classes, labels)
 
-    def _adopt_classes(self, test: Listing, listing: Listing) -> Listing:
-        """Return the test images with the classes of the training images, of which they may lack the last indices.
+    def _adopt_classes(self, test: Listing, training: Listing) -> Listing:
+        """Return the test images with the class numbers of the training images; by indices they may lack some.
 
         Raises:
             UserError: their classes are others.
         """
-        count = len(test.class_names)
-        is_part = 0 < count < len(listing.class_names) and test.class_names == listing.class_names[:count]
-        if not (is_part and test.table and listing.table and listing.class_names == _indices(listing)):
+        adopted = adopt_classes(test, training)
+        are_indices = test.table and training.table and training.class_names == _indices(training)
+        if adopted is None or (len(test.class_names) < len(training.class_names) and not are_indices):
             raise UserError(f"{self.test_name} and {self.path} have different classes: give test images of the same")
-        return replace(test, class_names=listing.class_names)
-
-    def find_labels_of(self, fingerprint: str) -> str:
-        """Return the option with which these images have a fingerprint, such as `--data.labels leaf`; "" if none does.
-
-        Runs up to commit 72e8659 took the lowest folders for classes, in data sets with a table of labels, too.
-        """
-        for source in (FOLDERS, LEAF):
-            try:
-                listing = self._leave_out(self._list(self.path, LabelOptions(source)))
-                other = self._hash_with(listing)
-            except UserError:  # these folders are no classes
-                continue
-            if other == fingerprint:
-                return f"--data.labels {source}"
-        return ""
+        return adopted
 
     @cached_property
     def _listed(self) -> tuple[Listing, Listing | None]:
@@ -238,17 +228,13 @@ class Images(ImageData):
         """Return a listing without the images that cannot be read, if that is asked for."""
         return leave_out_unreadable(listing, self.reading) if self.skip_unreadable else listing
 
-    def _hash_with(self, listing: Listing) -> str:
-        """Return the fingerprint of this data if its training images were those of another listing."""
-        chosen, _ = self._split(listing)
-        labels = torch.tensor(listing.labels)[chosen]
-        return hash_set(listing.class_names, labels, hash_files(listing, chosen) + self.reading.key)
-
     @cached_property
     def _parts(self) -> tuple[list[int], list[int]]:
-        """The result of `_split`, kept because it warns of classes without test images."""
-        listing, _ = self._listed
-        return self._split(listing)
+        """Indices of training images and of held-out images, kept because `hold_out` warns."""
+        listing, test = self._listed
+        if test is not None or self.holdout == 0.0:
+            return list(range(len(listing.members))), []
+        return hold_out(listing.labels, self.holdout)
 
     def count_train(self) -> int:
         """Return the number of training images; images are listed, not decoded."""
@@ -279,54 +265,6 @@ class Images(ImageData):
         listing, chosen = self._training_files
         return hash_files(listing, chosen) + self.reading.key
 
-    def explain_difference(self, fingerprint: str) -> str:
-        """Explain images that are read, or not read, because pillow-heif is installed, or is not."""
-        listing, _ = self._listed
-        others = [i for i, name in enumerate(listing.members) if not is_heif(name)]
-        count = len(listing.members) - len(others)
-        if count and others:
-            rest = listing.take(others)
-            if rest.class_names:
-                rest = select(rest, {rest.class_names[label] for label in rest.labels})
-            if self._hash_with(rest) == fingerprint:
-                what = f"the {count:,} HEIC pictures, which are read since pillow-heif is installed"
-                return f"; the checkpoint was trained without {what}: uninstall it, or move these pictures elsewhere"
-        return hint_at_heif(listing.others)
-
-    def _split(self, listing: Listing) -> tuple[list[int], list[int]]:
-        """Return the sorted indices of training images and of held-out images, the same share of every class."""
-        if self.test_name is not None or self.holdout == 0.0:
-            return list(range(len(listing.members))), []
-        labels = np.array(listing.labels)
-        held_out: list[int] = []
-        for label in np.unique(labels):
-            members = np.flatnonzero(labels == label)
-            shuffled = torch.randperm(len(members), generator=generator("holdout", int(label))).numpy()
-            count = round(self.holdout * len(members))
-            held_out += members[shuffled[:count]].tolist()
-        self._check_holdout(np.bincount(labels), np.bincount(labels[held_out]))
-        training = set(range(len(labels))) - set(held_out)
-        return sorted(training), sorted(held_out)
-
-    def _check_holdout(self, counts: np.ndarray, held_out: np.ndarray) -> None:
-        """Raise a UserError if the holdout leaves no training or no test image; warn of classes without test images.
-
-        Args:
-            counts: number of images per class.
-            held_out: number of held-out images per class; it may be shorter if the last classes have none.
-        """
-        what = f"`holdout` {self.holdout:g} is a share of each class, and with {_range(counts)} images per class it"
-        other = "or give other test images with `test_path`"
-        if held_out.sum() == 0:
-            raise UserError(f"{what} holds out no image; set `holdout` {1 / counts.max():.2g} or more, {other}")
-        if held_out.sum() == counts.sum():
-            raise UserError(f"{what} leaves no image for training; set a lower `holdout`, {other}")
-        padded = np.pad(held_out, (0, len(counts) - len(held_out)))
-        tested = padded[counts > 0] > 0
-        if not tested.all():
-            missing = np.count_nonzero(~tested)
-            rank_zero_info(f"warning: {what} holds out no image of {missing} of the {len(tested)} classes")
-
     def _compare(self, train: Listing, chosen: list[int], test: Listing) -> None:
         """Warn if test images are also training images."""
         if train == test:
@@ -356,15 +294,7 @@ class Images(ImageData):
 
     def _read_all(self, listing: Listing, chosen: list[int], decoding: Decoding) -> Tensor:
         """Read images into memory; if some cannot be read, name all of the listing."""
-        transparent = []
-
-        def look(image: Image.Image) -> None:
-            if is_transparent(image):
-                transparent.append(image.size)
-
-        images, failures = try_read(listing, decoding, chosen, look)
-        self._seen += len(chosen)
-        self._transparent += len(transparent)
+        images, failures = try_read(listing, decoding, chosen, self._inspection)
         if failures:
             failures |= find_failures(listing, self.decoding)
             where = self._store_unread([failures[i] for i in sorted(failures)])
@@ -374,16 +304,24 @@ class Images(ImageData):
     def _check_headers(self, listing: Listing, chosen: list[int]) -> None:
         """Look at the headers of at most MOST_MEASURED images; raise a UserError if some cannot be read."""
         measured = [chosen[row] for row in spread(len(chosen), MOST_MEASURED)]
-        self._transparent += check_headers(listing, measured, hint=SKIP_HINT)
-        self._seen += len(measured)
+        check_headers(listing, measured, self._inspection, hint=SKIP_HINT)
+
+    def describe_pictures(self) -> str:
+        return f"crop of ADM, {self.image_size}"
+
+    def describe_test_images(self, trained_on: str | None = None) -> str:
+        if self.test_name is not None:
+            text = self.test_name
+        elif trained_on is not None and trained_on == self.fingerprint:
+            text = f"a random {self.holdout:.0%} of this data set, which the training of the network held out, too"
+        else:
+            text = (
+                f"a random {self.holdout:.0%} of this data set, held out here; a network trained without this holdout "
+                "has already seen these images"
+            )
+        return self._add_overlap(text)
 
 
 def _indices(listing: Listing) -> tuple[str, ...]:
     """Return the class names that integer labels have."""
     return tuple(map(str, range(len(listing.class_names))))
-
-
-def _range(counts: np.ndarray) -> str:
-    """Return the numbers of images per class as one number or a range; classes without images do not count."""
-    least, most = counts[counts > 0].min(), counts.max()
-    return str(least) if least == most else f"{least} to {most}"

@@ -24,7 +24,7 @@ from uvit_decay.data.label_tables import LABEL_WORDS
 from uvit_decay.data.labels import AUTO, number_labels
 from uvit_decay.data.listing import Listing
 from uvit_decay.runtime.errors import UserError, explain
-from uvit_decay.runtime.files import PAGE, at_home, check_content
+from uvit_decay.runtime.files import at_home, check_file
 from uvit_decay.runtime.typed import check_types
 
 if TYPE_CHECKING:
@@ -144,8 +144,8 @@ class HubDataset(Images):
         super().__init__(path, holdout=holdout, **options)
         if self.test_path is not None or self.classes is not None:
             raise UserError("HubDataset has neither --data.test_path nor --data.classes; set --data.test_split")
-        if (self.labels, self.test_labels) != (AUTO, AUTO):
-            raise UserError("HubDataset has neither --data.labels nor --data.test_labels; set --data.label_column")
+        if (self.labels, self.test_labels, self.name_column) != (AUTO, AUTO, None):
+            raise UserError("HubDataset has neither `labels` nor `test_labels` nor `name_column`; set `label_column`")
         if test_files is not None and (files is None or test_split is not None):
             raise UserError("--data.test_files needs --data.files, and no --data.test_split")
         self.split = split
@@ -179,10 +179,6 @@ class HubDataset(Images):
         if self.test_split is not None:
             return training, self._open(self.test_split, self.files)
         return training, None
-
-    def find_labels_of(self, fingerprint: str) -> str:
-        """Return "": labels are in a column."""
-        return ""
 
     def _open(self, split: str, files: str | list[str] | None) -> HubListing:
         """Open a split and list its images with their labels."""
@@ -325,16 +321,17 @@ def _load_saved(folder: Path, split: str, subset: str | None) -> Dataset:
     """Open a split of a folder that `save_to_disk` wrote: splits by name, or a single one that may have no name.
 
     Raises:
-        UserError: the folder has another split or another subset, holds a pipe, which could not be read to its end, or
-            a placeholder, see `check_content`.
+        UserError: the folder has another split or another subset, or a placeholder of a file, see `check_content`.
     """
     import datasets
 
-    for file in folder.rglob("*"):
-        if file.suffix in (".arrow", ".json"):
-            with open_file(file) as opened:
-                check_content(file, opened.read(PAGE))
-    found = datasets.load_from_disk(str(folder))
+    try:
+        found = datasets.load_from_disk(str(folder))
+    except Exception:
+        for file in folder.rglob("*"):
+            if file.is_file():
+                check_file(file)
+        raise
     if isinstance(found, datasets.DatasetDict):
         if split not in found:
             raise UserError(f"{folder} has no split {split}; set --data.split to one of {', '.join(found)}")

@@ -1,7 +1,4 @@
-"""Tables of labels: dataset.json of EDM and StyleGAN, metadata of Hugging Face's imagefolder, csv, tsv and text.
-
-A table has names of images and their labels; names are relative to the folder of the table.
-"""
+"""Tables of labels: dataset.json of EDM and StyleGAN, metadata of Hugging Face's imagefolder, csv, tsv and text."""
 
 from __future__ import annotations
 
@@ -9,18 +6,19 @@ import csv
 import io
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from uvit_decay.data.classes import split_parts
+from lightning.pytorch.utilities import rank_zero_info
+
+from uvit_decay.data.classes import compose, split_parts
 from uvit_decay.runtime.errors import UserError, explain
 
 DATASET = "dataset.json"
 METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
+TABLES = (".json", ".jsonl", ".csv", ".parquet")  # extensions of these files
 FILE_NAME = "file_name"  # the column of names in metadata
-NAME_COLUMNS = (FILE_NAME, "filename", "file", "filepath", "file_path", "path", "image", "image_name", "image_id")
-NAME_COLUMNS += ("image_path", "img_path", "img_name", "fname", "filenames", "img", "name", "id")
 LABEL_WORDS = {"label", "labels", "class", "category", "target"}  # a column of labels has one, such as fine_label
 
 
@@ -29,8 +27,21 @@ class NoLabels(UserError):
 
 
 @dataclass(frozen=True)
+class Columns:
+    """Names of the columns of a table; None for the column that its header names, see `read_table`.
+
+    Args:
+        names: the column with the names of images.
+        labels: the column with their labels.
+    """
+
+    names: str | None = None
+    labels: str | None = None
+
+
+@dataclass(frozen=True)
 class Table:
-    """Labels by the names of images.
+    """Labels by the names of images, relative to the folder of the table.
 
     Args:
         where: the file, for messages.
@@ -41,39 +52,44 @@ class Table:
     labels: dict[str, Any]
 
 
-def read_table(where: str, data: bytes, column: str | None, flag: str) -> Table:
+def read_table(where: str, data: bytes, columns: Columns, images: Collection[str] = ()) -> Table:
     """Return the labels in the contents of a file.
+
+    The names of images are in the column `file_name`, and labels in the only column with a word of LABEL_WORDS, unless
+    `columns` names others. A text file of one's own without a column `file_name` has the names in its first column and
+    the labels in the second one. Its first row is a header if it does not name an image; a header of more columns needs
+    `columns`.
 
     Args:
         where: the file, for messages; its extension tells the format.
         data: its contents.
-        column: the column of labels; None takes the only one.
-        flag: the option that names the column.
+        columns: names of its columns.
+        images: the names that a table of one's own may have for the images.
 
     Raises:
         NoLabels: the file is whole, but has no names of images or no labels.
         UserError: the file is damaged, or has several columns of labels.
     """
-    name = where.rpartition("/")[2].lower()
-    if name.endswith(".parquet"):
-        columns, rows = _parse_parquet(where, data)
-        return _collect(where, _choose_entries(where, columns, rows, column, flag))
+    file_name = where.rpartition("/")[2].lower()
+    if file_name.endswith(".parquet"):
+        header, rows = _parse_parquet(where, data)
+        return _collect(where, _choose_entries(where, header, rows, columns))
     with explain(f"cannot read {where}", UnicodeDecodeError):
         text = data.decode("utf-8-sig")  # with or without the byte order mark of Windows
-    if name.endswith(".json"):
+    if file_name.endswith(".json"):
         return _collect(where, _parse_dataset(where, text))
-    if name.endswith((".jsonl", ".ndjson")):
-        columns, rows = _parse_lines(where, text)
-        return _collect(where, _choose_entries(where, columns, rows, column, flag))
-    return _collect(where, _parse_text(where, text, column, flag, metadata=name in METADATA))
+    if file_name.endswith((".jsonl", ".ndjson")):
+        header, rows = _parse_lines(where, text)
+        return _collect(where, _choose_entries(where, header, rows, columns))
+    return _collect(where, _parse_text(where, text, columns, None if file_name in METADATA else images))
 
 
 def _choose_entries(
-    where: str, columns: list[str], rows: list[dict[str, Any]], column: str | None, flag: str
+    where: str, header: list[str], rows: list[dict[str, Any]], columns: Columns
 ) -> list[tuple[Any, Any]]:
-    """Return the names and labels of rows with a column of names, `FILE_NAME`."""
-    label = _choose_column(where, columns, FILE_NAME, column, flag)
-    return [(row.get(FILE_NAME), row.get(label)) for row in rows]
+    """Return the names and labels of rows with named columns."""
+    names, labels = _choose_columns(where, header, columns, FILE_NAME)
+    return [(row.get(names), row.get(labels)) for row in rows]
 
 
 def _parse_parquet(where: str, data: bytes) -> tuple[list[str], list[dict[str, Any]]]:
@@ -115,35 +131,25 @@ def _parse_lines(where: str, text: str) -> tuple[list[str], list[dict[str, Any]]
     return list(columns), rows
 
 
-def _parse_text(where: str, text: str, column: str | None, flag: str, metadata: bool) -> list[tuple[Any, Any]]:
-    """Return the names and labels of a table with commas, tabs or spaces between columns, with or without a header.
-
-    Without a header, names are in the first column and labels in the second one.
-
-    Args:
-        where: the file, for messages.
-        text: its contents.
-        column: the column of labels; None takes the only one.
-        flag: the option that names the column.
-        metadata: whether the table must have a header with `FILE_NAME`.
-    """
+def _parse_text(where: str, text: str, columns: Columns, images: Collection[str] | None) -> list[tuple[Any, Any]]:
+    """Return the names and labels of a table of text; arguments as in `read_table`, `images` None for metadata."""
     rows = _split_rows(where, text)
-    if not rows:
-        raise NoLabels(f"{where} is empty")
     header = [cell.strip() for cell in rows[0]]
-    lower = [cell.lower() for cell in header]
-    known = [name for name in NAME_COLUMNS if name in lower]
-    if not known and (_names_labels(lower) or column in header[1:]):
-        known = lower[:1]
-    if metadata or known:
-        names = FILE_NAME if metadata else header[lower.index(known[0])]
-        label = _choose_column(where, header, names, column, flag)
-        first, second = header.index(names), header.index(label)
+    if images is None or FILE_NAME in header or columns != Columns():
+        default = FILE_NAME
+        if images is not None and FILE_NAME not in header:
+            default = next((name for name in header if name != columns.labels), FILE_NAME)
+        name_column, label_column = _choose_columns(where, header, columns, default)
+        first, second = header.index(name_column), header.index(label_column)
         rows = rows[1:]
-    elif column is not None:
-        raise UserError(f"{where} has no header with a column of names, such as {FILE_NAME}; leave out {flag} {column}")
     else:
         first, second = 0, 1
+        if _normalise(header[0]) not in images:
+            if len(header) > 2:
+                raise UserError(f"{where}: set `name_column` and `label_column` to two of {', '.join(header)}")
+            rows = rows[1:]
+        elif len(header) > 2:
+            rank_zero_info(f"{where} has no header: its first two columns are read, of {len(header)}")
     short = [row for row in rows if len(row) <= max(first, second)]
     if short:
         raise UserError(f"{where}: {len(short)} rows without a name and a label, the first is {' '.join(short[0])!r}")
@@ -153,50 +159,56 @@ def _parse_text(where: str, text: str, column: str | None, flag: str, metadata: 
     return [(row[first].strip(), label) for row, label in zip(rows, labels, strict=True)]
 
 
-def _names_labels(cells: Sequence[str]) -> bool:
-    """Return whether a first row is a header by its columns of labels, such as `picture,class`."""
-    first, *others = cells
-    names_image = re.search(r"[.\d]", first) is not None
-    return not names_image and any(_has_labels(name) for name in others)
-
-
-def _has_labels(column: str) -> bool:
-    """Return whether the name of a column has a word of LABEL_WORDS, such as fine_label."""
-    return not LABEL_WORDS.isdisjoint(re.split(r"[^a-z]+", column.lower()))
-
-
 def _split_rows(where: str, text: str) -> list[list[str]]:
-    """Return the cells of each row that is not blank, separated by tabs, else by commas, else by spaces."""
-    lines = text.splitlines()
-    first = next((line for line in lines if line.strip()), "")
-    separator = next((character for character in "\t," if character in first), None)
+    """Return the cells of each row that is not blank, separated by tabs, or by commas, or by spaces.
+
+    Raises:
+        NoLabels: the file is empty.
+        UserError: the separator is a semicolon, or the first line is a comment or the number of rows.
+    """
+    lines = [line for line in text.splitlines() if line.strip()]
+    if not lines:
+        raise NoLabels(f"{where} is empty")
+    first = lines[0].strip()
+    if first.startswith("#"):
+        raise UserError(f"{where}: its first line is a comment; delete the lines that begin with #")
+    if first.isdecimal():
+        remedy = f"delete this line; if the next one names columns, call the column of names {FILE_NAME}"
+        raise UserError(f"{where}: its first line, {first}, is a number and not a name with a label; {remedy}")
+    separator = next((character for character in "\t,;" if character in first), None)
+    if separator == ";":
+        raise UserError(f"{where}: its columns are separated by semicolons; replace them by commas")
     if separator is None:
-        return [line.split() for line in lines if line.strip()]
+        return [line.split() for line in lines]
     with explain(f"cannot read {where}", csv.Error):
         rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=separator))
     return [row for row in rows if any(cell.strip() for cell in row)]
 
 
-def _choose_column(where: str, columns: Sequence[str], names: str, wanted: str | None, flag: str) -> str:
-    """Return the column of labels: the wanted one, else the only one with a word of LABEL_WORDS.
+def _choose_columns(where: str, header: Sequence[str], columns: Columns, default: str) -> tuple[str, str]:
+    """Return the columns of names and of labels; `default` is the column of names if `columns` has none.
 
-    Other columns, such as captions, are not labels unless they are asked for.
+    Without a column of labels in `columns`, it is the only one with a word of LABEL_WORDS, or beside a column of names
+    that was given the only other one. Other columns, such as captions, are not labels unless they are asked for.
     """
-    if names not in columns:
+    names = columns.names or default
+    if names not in header:
+        if columns.names:
+            raise UserError(f"{where}: no column {names}; set `name_column` to one of {', '.join(header)}")
         raise NoLabels(f"{where} has no column {names}")
-    others = [column for column in columns if column != names]
-    if wanted is not None:
-        if wanted not in others:
-            raise UserError(f"{where}: no column {wanted}; set {flag} to one of {', '.join(others)}")
-        return wanted
-    found = [column for column in others if _has_labels(column)]
-    if not found and names != FILE_NAME and len(others) == 1:
-        found = others  # a table of names and classes
+    others = [column for column in header if column != names]
+    if columns.labels is not None:
+        if columns.labels not in others:
+            raise UserError(f"{where}: no column {columns.labels}; set `label_column` to one of {', '.join(others)}")
+        return names, columns.labels
+    found = [column for column in others if not LABEL_WORDS.isdisjoint(re.split(r"[^a-z]+", column.lower()))]
+    if not found and columns.names and len(others) == 1:
+        found = others
     if not found:
-        raise NoLabels(f"{where} has no column of labels; if one of {', '.join(others)} has them, set {flag}")
+        raise NoLabels(f"{where} has no column of labels; if one of {', '.join(others)} has them, set `label_column`")
     if len(found) > 1:
-        raise UserError(f"{where}: several columns of labels; set {flag} to one of {', '.join(found)}")
-    return found[0]
+        raise UserError(f"{where}: several columns of labels; set `label_column` to one of {', '.join(found)}")
+    return names, found[0]
 
 
 def _collect(where: str, entries: list[tuple[Any, Any]]) -> Table:
@@ -208,14 +220,20 @@ def _collect(where: str, entries: list[tuple[Any, Any]]) -> Table:
         if not isinstance(name, str) or not name:
             nameless.append(number)
             continue
-        key = "/".join(split_parts(name.replace("\\", "/")))
+        key = _normalise(name)
         if key in labels and labels[key] != label:
             twice.append(key)
         labels[key] = label
     if nameless:
         raise UserError(f"{where}: {len(nameless)} entries without the name of an image, the first is {nameless[0]}")
     if twice:
-        raise UserError(f"{where}: {len(twice)} names with two labels, the first is {twice[0]}")
+        remedy = "keep one, or set `name_column` and `label_column` if these are not the names of images"
+        raise UserError(f"{where}: {len(twice)} names with two labels, the first is {twice[0]}; {remedy}")
     if not labels:
         raise NoLabels(f"{where} has no entries")
     return Table(where, labels)
+
+
+def _normalise(name: str) -> str:
+    """Return the name of an image with '/' between folders, in the form that does not depend on who wrote it."""
+    return compose("/".join(split_parts(name.replace("\\", "/"))))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,15 +17,16 @@ from lightning.pytorch.utilities import rank_zero_info
 from uvit_decay.data.archives import ArchiveIndex, open_members
 from uvit_decay.data.classes import (
     Folder,
-    check_splits,
     class_hash,
+    compose,
     count_wrappers,
     first_level,
     folders_of,
     lowest_level,
+    merge_spellings,
     split_parts,
 )
-from uvit_decay.data.label_tables import DATASET, METADATA, NoLabels, Table, read_table
+from uvit_decay.data.label_tables import DATASET, METADATA, Columns, NoLabels, Table, read_table
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import at_home
 
@@ -34,8 +35,6 @@ FOLDERS = "folders"
 LEAF = "leaf"
 NO_CLASSES = "null"  # as it is typed
 MOST_CLASSES = 100_000  # limit of integer labels
-TABLES = (".json", ".jsonl", ".csv", ".parquet")  # extensions of tables beside images
-SAMPLES = (".cls", ".json")  # extensions of labels in shards of webdataset
 SHARD = re.compile(r"\d{5}/img\d{8}\.png")  # names of images by EDM's and StyleGAN's dataset_tool.py
 
 
@@ -45,21 +44,13 @@ class LabelOptions:
 
     Args:
         source: "auto", "folders", "leaf" or the path of a table; None for images without classes.
-        column: the column of labels in a table; None takes the only one.
-        flag: the option that sets `source`, for messages; empty if only a configuration can.
-        column_flag: the option that sets `column`, for messages.
-        needs_table: refuse `column` without a table; false for test images, whose column is the training images'.
+        columns: the columns of a table.
+        argument: the argument that sets `source`, for messages.
     """
 
     source: str | None = AUTO
-    column: str | None = None
-    flag: str = "--data.labels"
-    column_flag: str = "--data.label_column"
-    needs_table: bool = True
-
-    def typed(self, source: str) -> str:
-        """Return what to set for another source of labels."""
-        return f"{self.flag} {source}" if self.flag else f"data.labels {source} in a configuration"
+    columns: Columns = Columns()
+    argument: str = "labels"
 
 
 @dataclass(frozen=True)
@@ -79,68 +70,122 @@ class Labels:
     depth: int | None
     table: str = ""
 
+    @classmethod
+    def none(cls, names: Sequence[str]) -> Labels:
+        """Return the labels of images without classes."""
+        return cls((0,) * len(names), (), count_wrappers(folders_of(names).values()))
 
-def find_labels(path: Path, images: ArchiveIndex, others: ArchiveIndex, options: LabelOptions) -> Labels:
+    @classmethod
+    def from_folders(cls, path: Path, names: Sequence[str], root: Folder, options: LabelOptions) -> Labels:
+        """Return the labels of images in class folders; images at the top have no classes.
+
+        Args:
+            path: the folder or archive, for messages.
+            names: names of the images.
+            root: the folder in it that all images are in, and that is not a class.
+            options: where the labels come from.
+        """
+        folders = {folder: parts[len(root) :] for folder, parts in folders_of(names).items()}
+        parts = set(folders.values())
+        inner = count_wrappers(parts)
+        depth: int | None = len(root) + inner
+        if options.source == LEAF:
+            depth = None
+            class_of = lowest_level(path, parts)
+        else:
+            class_of = first_level(path, parts, inner)
+        spelling = merge_spellings(set(class_of.values()) - {""})
+        class_names = tuple(sorted(set(spelling.values())))
+        class_hash(class_names)  # refuses names that cannot be displayed
+        if options.source == AUTO and any(len(folder) > inner + 1 for folder in parts):
+            count = f"{len(class_names)} classes by the folders of the first level"
+            rank_zero_info(f"{path}: {count}; to take the lowest folders, set `{options.argument}` {LEAF}")
+        if options.source == AUTO and len(class_names) == len(parts) == 1:
+            remedy = f"for images without classes, give this folder as the path, or set `{options.argument}` null"
+            rank_zero_info(f"{path}: all images are in the folder {class_names[0]}, which is the only class; {remedy}")
+        rank = {name: label for label, name in enumerate(class_names)}
+        label_of = {}
+        for folder, folder_parts in folders.items():
+            name = class_of[folder_parts]
+            label_of[folder] = rank[spelling[name]] if name else 0
+        labels = tuple(label_of[name.rpartition("/")[0]] for name in names)
+        return cls(labels, class_names, depth)
+
+    @classmethod
+    def from_table(
+        cls, path: Path, keys: Sequence[Sequence[str]], table: Table, depth: int, options: LabelOptions
+    ) -> Labels:
+        """Return the labels of images in a table.
+
+        Args:
+            path: the folder or archive, for messages.
+            keys: names of the images, in several notations; the first one that finds an image in the table counts.
+            table: the table.
+            depth: as in `Labels`.
+            options: where the labels come from.
+
+        Raises:
+            UserError: an image is not in the table, or labels are neither class indices nor names.
+        """
+        names = keys[0]
+        for notation in keys:
+            is_clear = len(set(notation)) == len(notation)
+            if is_clear and any(name in table.labels for name in notation):
+                names = notation
+                break
+        twice, count = Counter(names).most_common(1)[0]
+        if count > 1:
+            raise UserError(f"{path} holds the image {twice} twice: pack it again")
+        _check_complete(path, names, table, options)
+        labels, class_names = number_labels([table.labels[name] for name in names], table.where)
+        empty = len(class_names) - len(set(labels))
+        gaps = f", {empty} of them without images" if empty else ""
+        folders = f"to take folders, set `{options.argument}` {FOLDERS}"
+        rank_zero_info(f"{table.where}: {len(class_names)} classes{gaps}; {folders}")
+        return cls(labels, class_names, depth, table.where)
+
+
+def find_labels(
+    path: Path,
+    images: ArchiveIndex,
+    others: ArchiveIndex,
+    options: LabelOptions,
+    found: tuple[Table, int] | None = None,
+    root: Folder = (),
+) -> Labels:
     """Return the labels of the images in a folder, zip or tar.
 
     Args:
         path: the folder or archive.
         images: its images.
-        others: its files with the extensions TABLES and SAMPLES.
+        others: its files with the extensions of tables.
         options: where the labels come from.
+        found: the result of `find_table`, which `auto` prefers to folders.
+        root: the folder in it that all images are in, and that is not a class.
 
     Raises:
         UserError: an image has no label, labels are neither class indices nor names, or the folders are no classes.
     """
-    _name_samples(path, images, others)
     source = options.source
-    folders = folders_of(images.names)
+    if source is None:
+        return Labels.none(images.names)
     if source == AUTO:
-        found = _find_table(path, folders.values(), others, options)
         if found is not None:
             table, level = found
-            keys = [lambda parts: "/".join(parts[level:])]
-            return _label_by_table(path, images.names, table, keys, level, options)
+            names = [compose("/".join(split_parts(name)[level:])) for name in images.names]
+            return Labels.from_table(path, [names], table, level, options)
         if _are_shards(images.names, others.names):
-            return _label_none(folders, images.names)
-    elif source is None:
-        return _label_none(folders, images.names)
+            return Labels.none(images.names)
     elif source not in (FOLDERS, LEAF):
-        depth = count_wrappers(folders.values())
-        return _label_by_table(path, images.names, _open_table(options), _list_keys(path, depth), depth, options)
-    if options.column is not None and options.needs_table:
-        raise UserError(f"{path} has no table of labels; leave out {options.column_flag} {options.column}")
-    return _label_by_folders(path, images.names, folders, options)
+        depth = count_wrappers(folders_of(images.names).values())
+        keys = _list_keys(path, images.names, depth)
+        table = _open_table(options, {name for notation in keys for name in notation})
+        return Labels.from_table(path, keys, table, depth, options)
+    return Labels.from_folders(path, images.names, root, options)
 
 
-def _label_none(folders: dict[str, Folder], names: Sequence[str]) -> Labels:
-    return Labels((0,) * len(names), (), count_wrappers(folders.values()))
-
-
-def _label_by_folders(path: Path, names: Sequence[str], folders: dict[str, Folder], options: LabelOptions) -> Labels:
-    """Return the labels of images in class folders; images at the top have no classes."""
-    parts = set(folders.values())
-    depth: int | None = count_wrappers(parts)
-    if options.source == LEAF:
-        depth = None
-        class_of = lowest_level(path, parts)
-    else:
-        if options.source == AUTO:
-            check_splits(path, parts, depth, options.typed(FOLDERS))
-        class_of = first_level(path, parts, depth)
-    class_names = tuple(sorted(set(class_of.values()) - {""}))
-    class_hash(class_names)  # refuses names that cannot be displayed
-    if options.source == AUTO and any(len(folder) > depth + 1 for folder in parts):
-        count = f"{len(class_names)} classes by the folders of the first level"
-        rank_zero_info(f"{path}: {count}; to take the lowest folders, set {options.typed(LEAF)}")
-    rank = {name: label for label, name in enumerate(class_names)}
-    label_of = {folder: rank.get(class_of[folder_parts], 0) for folder, folder_parts in folders.items()}
-    labels = tuple(label_of[name.rpartition("/")[0]] for name in names)
-    return Labels(labels, class_names, depth)
-
-
-def _find_table(
-    path: Path, folders: Collection[Folder], others: ArchiveIndex, options: LabelOptions
+def find_table(
+    path: Path, folders: Collection[Folder], others: ArchiveIndex, columns: Columns
 ) -> tuple[Table, int] | None:
     """Return the table of labels at the top or in a folder around all images, with the number of folders around it.
 
@@ -156,7 +201,7 @@ def _find_table(
             with open_members(path, others) as fetch:
                 content = fetch(number).getvalue()
             try:
-                table = read_table(f"{path}/{others.names[number]}", content, options.column, options.column_flag)
+                table = read_table(f"{path}/{others.names[number]}", content, columns)
             except NoLabels as error:
                 rank_zero_info(f"{error}: it is not read")
                 continue
@@ -171,62 +216,33 @@ def _are_shards(names: Sequence[str], others: Sequence[str]) -> bool:
     return all(SHARD.fullmatch("/".join(split_parts(name)[-2:])) for name in names)
 
 
-def _open_table(options: LabelOptions) -> Table:
-    """Return the table in the file that the option names."""
+def _open_table(options: LabelOptions, images: Collection[str]) -> Table:
+    """Return the table in the file that the option names; `images` are the names that it may have for the images."""
     file = at_home(options.source)
     if not os.path.isfile(file):
         kinds = f"{AUTO}, {FOLDERS}, {LEAF}, {NO_CLASSES}, or a table (.json, .jsonl, .csv, .tsv, .txt, .parquet)"
-        raise UserError(f"{options.flag} {options.source}: no such file; give {kinds}")
+        raise UserError(f"{options.source}: no such file; give {kinds}", argument=options.argument)
     with open_members(file.parent, ArchiveIndex((file.name,))) as fetch:
-        return read_table(str(file), fetch(0).getvalue(), options.column, options.column_flag)
+        return read_table(str(file), fetch(0).getvalue(), options.columns, images)
 
 
-Key = Callable[[Folder], str]  # the name in a table, of an image by its parts
-
-
-def _list_keys(path: Path, depth: int) -> list[Key]:
+def _list_keys(path: Path, names: Sequence[str], depth: int) -> list[list[str]]:
     """Return how a table of one's own may name images: by path, with the folder's name, by file name, without ending.
 
     Args:
         path: folder of the images.
+        names: names of the images in it.
         depth: number of folders around the class folders, see `count_wrappers`.
     """
-    return [
-        lambda parts: "/".join(parts),
-        lambda parts: "/".join(parts[depth:]),
-        lambda parts: "/".join((path.name, *parts)),
-        lambda parts: parts[-1],
-        lambda parts: os.path.splitext(parts[-1])[0],
-    ]
-
-
-def _label_by_table(
-    path: Path, names: Sequence[str], table: Table, keys: Sequence[Key], depth: int, options: LabelOptions
-) -> Labels:
-    """Return the labels of images in a table, named by the first of `keys` that finds most of them.
-
-    Raises:
-        UserError: an image is not in the table, or labels are neither class indices nor names.
-    """
     images = [split_parts(name) for name in names]
-    best: list[str] = []
-    most = -1
-    for key in keys:
-        found = [key(parts) for parts in images]
-        count = sum(name in table.labels for name in found)
-        if count > most and len(set(found)) == len(found):
-            best, most = found, count
-        if most == len(names):
-            break
-    if not best:
-        twice, _ = Counter("/".join(parts) for parts in images).most_common(1)[0]
-        raise UserError(f"{path} holds the image {twice} twice: pack it again")
-    _check_complete(path, best, table, options)
-    labels, class_names = number_labels([table.labels[name] for name in best], table.where)
-    empty = len(class_names) - len(set(labels))
-    gaps = f", {empty} of them without images" if empty else ""
-    rank_zero_info(f"{table.where}: {len(class_names)} classes{gaps}; to take folders, set {options.typed(FOLDERS)}")
-    return Labels(labels, class_names, depth, table.where)
+    keys = [
+        ["/".join(parts) for parts in images],
+        ["/".join(parts[depth:]) for parts in images],
+        ["/".join((path.name, *parts)) for parts in images],
+        [parts[-1] for parts in images],
+        [os.path.splitext(parts[-1])[0] for parts in images],
+    ]
+    return [[compose(name) for name in notation] for notation in keys]
 
 
 def _check_complete(path: Path, names: Sequence[str], table: Table, options: LabelOptions) -> None:
@@ -235,7 +251,8 @@ def _check_complete(path: Path, names: Sequence[str], table: Table, options: Lab
     if missing:
         message = f"{len(missing)} of {len(names)} images of {path} are not in {table.where}, the first is {missing[0]}"
         entry = next(iter(table.labels))
-        raise UserError(f"{message} (the first entry is {entry}); add them, or set {options.typed(FOLDERS)}")
+        remedy = f"add them, set `name_column` if it has them in another column, or `{options.argument}` {FOLDERS}"
+        raise UserError(f"{message} (the first entry is {entry}); {remedy}")
     unused = sorted(set(table.labels) - set(names))
     if unused:
         entries = f"{len(unused)} of {len(table.labels)} entries of {table.where} have no image in {path}"
@@ -261,28 +278,16 @@ def number_labels(values: Sequence[object], where: str) -> tuple[tuple[int, ...]
             f"{other[0]!r}"
         )
     if kind is str:
-        class_names = tuple(sorted(set(values)))
+        spelling = merge_spellings(set(values))
+        class_names = tuple(sorted(set(spelling.values())))
         class_hash(class_names)  # refuses names that cannot be displayed
         rank = {name: label for label, name in enumerate(class_names)}
-        return tuple(rank[value] for value in values), class_names
+        return tuple(rank[spelling[value]] for value in values), class_names
     outside = [value for value in values if not 0 <= value < MOST_CLASSES]
     if outside:
-        raise UserError(
-            f"{where}: {len(outside)} of {len(values)} labels are not from 0 to {MOST_CLASSES - 1}, the first is "
-            f"{outside[0]}"
+        count = (
+            f"{len(outside)} of {len(values)} labels are not from 0 to {MOST_CLASSES - 1}, the first is {outside[0]}"
         )
+        remedy = "write 0 instead of -1" if {*values} == {-1, 1} else "number the classes from 0, or write their names"
+        raise UserError(f"{where}: {count}; {remedy}")
     return tuple(values), tuple(map(str, range(max(values) + 1)))
-
-
-def _name_samples(path: Path, images: ArchiveIndex, others: ArchiveIndex) -> None:
-    """Warn of labels beside each image as webdataset writes them, which are not read here."""
-    stems = {os.path.splitext(name)[0] for name in others.names if os.path.splitext(name)[1] in SAMPLES}
-    if not stems:
-        return
-    beside = [name for name in images.names if os.path.splitext(name)[0] in stems]
-    if beside:
-        rank_zero_info(
-            f"warning: {path}: {len(beside)} images have a label file of webdataset ({' or '.join(SAMPLES)}) beside "
-            f"them, the first is {beside[0]}; these labels are read by --data HubDataset --data.path webdataset "
-            f"--data.files {path}"
-        )

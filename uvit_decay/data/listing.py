@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -11,17 +12,30 @@ from io import BytesIO
 from pathlib import Path
 
 import numpy as np
+from lightning.pytorch.utilities import rank_zero_info
 from PIL import Image
 
 from uvit_decay.data.archives import ArchiveIndex, Kinds, file_states, find, open_members
+from uvit_decay.data.classes import Folder, compose, folders_of, split_parts
 from uvit_decay.data.decoding import formats
-from uvit_decay.data.labels import SAMPLES, TABLES, LabelOptions, find_labels
+from uvit_decay.data.label_tables import TABLES, Columns
+from uvit_decay.data.labels import AUTO, FOLDERS, LabelOptions, Labels, find_labels, find_table
+from uvit_decay.data.splits import find_parts
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import at_home, check_images_exist
 
 LOSSY = (".jpg", ".jpeg")
 HEIF = (".heic", ".heics", ".heif", ".heifs", ".hif")  # read where pillow-heif is installed
 MOST_KINDS = 5  # extensions in a message
+PNGS = "write its pictures as PNGs, in a folder for each class"
+OTHER_SETS = {  # names of files that hold data sets, and what to do with them
+    r"(dataset_dict|dataset_info|state)\.json|.*\.arrow": "read the folder of save_to_disk with --data HubDataset",
+    r".*\.parquet": "read it with --data HubDataset, `path` parquet and `files` 'FOLDER/*.parquet'",
+    r".*idx\d-ubyte(\.gz)?": "read MNIST with --data HubDataset and `path` ylecun/mnist, or " + PNGS,
+    r".*\.(npz|npy|mat|h5|hdf5|pkl|pickle|pt)": PNGS,
+    r".*\.mdb": f"this is LMDB; {PNGS}",
+    r".*\.tfrecords?(-\d+-of-\d+)?": f"this is TensorFlow's; {PNGS}",
+}
 
 
 @dataclass(frozen=True)
@@ -38,6 +52,7 @@ class Listing:
         table: the table that the labels come from; empty for labels from folders.
         others: the number of the other visible files by extension.
         left_out: a line about each image that was listed and left out because it cannot be read.
+        part: the folder of `path` that all images are in, if it is a part of a data set such as test; otherwise empty.
     """
 
     path: Path
@@ -49,6 +64,7 @@ class Listing:
     left_out: tuple[str, ...] = field(default=(), compare=False, repr=False)
     depth: int | None = None
     table: str = ""
+    part: str = ""
 
     def open(self) -> AbstractContextManager[Callable[[int], BytesIO]]:
         """Return a context with a function that reads image i; see `open_members`."""
@@ -92,13 +108,25 @@ def list_images(
     classes: Collection[str] | None = None,
     labels: LabelOptions = LabelOptions(),  # noqa: B008  frozen
 ) -> Listing:
+    """List the images in a folder (links are followed), zip or tar, without decoding any; see `list_parts`."""
+    training, _ = list_parts(path, classes, labels)
+    return training
+
+
+def list_parts(
+    path: str | Path,
+    classes: Collection[str] | None = None,
+    labels: LabelOptions = LabelOptions(),  # noqa: B008  frozen
+) -> tuple[Listing, Listing | None]:
     """List the images in a folder (links are followed), zip or tar, without decoding any.
 
-    Archives inside it are not opened.
+    If its folders are the parts of a data set, such as train and test, these are the training images and the test
+    images of the same classes, of which they may lack some. Otherwise there are no test images. Archives inside it are
+    not opened.
 
     Args:
         path: the folder, zip or tar.
-        classes: list only images of these classes, which must all have images; None lists all images.
+        classes: list only images of these classes, which must all have training images; None lists all images.
         labels: where the labels come from.
 
     Raises:
@@ -106,16 +134,61 @@ def list_images(
     """
     path = at_home(path)
     check_images_exist(path)
+    check_pictures(path)
     extensions = list_extensions()
-    images, beside = find(path, extensions | {*TABLES, *SAMPLES}).split(extensions)
-    others = count_others(images.others, beside.names)
+    images, beside = find(path, extensions | {*TABLES}).split(extensions)
     if not images.names:
+        others = count_others(images.others, beside.names)
         kinds = ".png, .jpg, .webp and others; hidden files do not count; unpack archives that are inside"
-        has = f"; it has {count_kinds(others)}{hint_at_heif(others)}" if others else ""
+        has = f"; it has {count_kinds(others)}{hint_at_kinds(path, others)}" if others else ""
         raise UserError(f"{path}: no images in it that can be read, in any folder ({kinds}){has}")
-    found = find_labels(path, images, beside, labels)
+    folders = folders_of(images.names).values()
+    table = find_table(path, folders, beside, labels.columns) if labels.source == AUTO else None
+    parts = find_parts(path, folders) if labels.source == AUTO and table is None else None
+    if parts is None:
+        found = find_labels(path, images, beside, labels, table)
+        listing = _join(path, images, beside, found)
+        return listing if classes is None else select(listing, classes), None
+    training = _list_part(path, images, beside, labels, parts.training)
+    if classes is not None:
+        training = select(training, classes)
+    test = None
+    lines = [f"{'/'.join(parts.training)} has the training images"]
+    for folder in parts.testing:
+        name = "/".join(folder)
+        if test is None:
+            test = _list_part(path, images, beside, labels, folder)
+            if classes is not None and not set(classes).isdisjoint(test.class_names):
+                test = select(test, set(classes).intersection(test.class_names))
+            test = adopt_classes(test, training)
+            lines.append(f"{name} has the test images" if test is not None else f"{name} has other classes: not read")
+        else:
+            lines.append(f"{name} is not read")
+    rank_zero_info(f"{path}: {', '.join(lines)}; to take these folders as classes, set `labels` {FOLDERS}")
+    return training, test
+
+
+def _list_part(path: Path, images: ArchiveIndex, beside: ArchiveIndex, labels: LabelOptions, root: Folder) -> Listing:
+    """List the images in one of the parts of a data set, with the labels that it has as a data set of its own."""
+    images, beside = _below(images, root), _below(beside, root)
+    inner = root
+    while all(split_parts(name)[: len(inner) + 1] == (*inner, root[-1]) for name in images.names):
+        inner = (*inner, root[-1])  # seg_train/seg_train
+    table = find_table(path, folders_of(images.names).values(), beside, labels.columns)
+    listing = _join(path, images, beside, find_labels(path, images, beside, labels, table, inner))
+    return replace(listing, part="/".join(root))
+
+
+def _below(index: ArchiveIndex, root: Folder) -> ArchiveIndex:
+    """Return the files in a folder and below it."""
+    rows = [row for row, name in enumerate(index.names) if split_parts(name)[: len(root)] == root]
+    return index.take(rows)
+
+
+def _join(path: Path, images: ArchiveIndex, beside: ArchiveIndex, found: Labels) -> Listing:
+    """Return the listing of images with their labels; `beside` are the tables, of which one may be read."""
     unused = [name for name in beside.names if f"{path}/{name}" != found.table]
-    listing = Listing(
+    return Listing(
         path,
         images.names,
         found.labels,
@@ -125,23 +198,42 @@ def list_images(
         depth=found.depth,
         table=found.table,
     )
-    if classes is None:
-        return listing
-    return select(listing, classes)
+
+
+def check_columns(columns: Columns, *listings: Listing | None) -> None:
+    """Raise a UserError if columns are named and no labels come from a table."""
+    if columns != Columns() and not any(listing is not None and listing.table for listing in listings):
+        raise UserError(f"{listings[0].path} has no table of labels; leave out `name_column` and `label_column`")
+
+
+def adopt_classes(test: Listing, training: Listing) -> Listing | None:
+    """Return test images with the class numbers of the training images; None if they have other classes or none.
+
+    They may lack some of the classes. Names are compared in Unicode's composed form.
+    """
+    if bool(test.class_names) != bool(training.class_names):
+        return None
+    rank = {compose(name): label for label, name in enumerate(training.class_names)}
+    known = [rank.get(compose(name)) for name in test.class_names]
+    if None in known:
+        return None
+    labels = [known[label] if known else 0 for label in test.labels]
+    return replace(test, labels=tuple(labels), class_names=training.class_names)
 
 
 def select(listing: Listing, classes: Collection[str]) -> Listing:
     """Return the images of these classes only, labelled by the rank of their class among them, sorted."""
     class_names = tuple(sorted(classes))
-    missing = sorted(set(class_names) - set(listing.class_names))
+    rank = {compose(name): label for label, name in enumerate(class_names)}
+    missing = sorted(rank.keys() - set(map(compose, listing.class_names)))
     if missing:
         count = f"{len(missing)} of the {len(class_names)} classes have no images"
         place = "in the table of labels" if listing.table else "a folder of this name"
         raise UserError(f"{listing.path}: {count}, the first is {missing[0]}; each class must be {place}")
-    rank = {name: label for label, name in enumerate(class_names)}
+    known = [compose(name) for name in listing.class_names]
     kept, labels = [], []
     for i, label in enumerate(listing.labels):
-        name = listing.class_names[label]
+        name = known[label]
         if name in rank:
             kept.append(i)
             labels.append(rank[name])
@@ -169,7 +261,11 @@ def describe_listing(listing: Listing, size: int | None = None, where: str = "")
         unread.append(f"{len(listing.left_out):,} damaged{place}")
     if unread:
         text += f"; not read: {', '.join(unread)}"
-    return text + hint_at_heif(listing.others)
+    text += hint_at_heif(listing.others)
+    used = len(set(listing.labels))
+    if 2 * used > len(listing.members) and listing.class_names:
+        text += "; that is more than half as many classes as pictures: look at `labels` and `label_column`"
+    return text
 
 
 def list_extensions() -> set[str]:
@@ -206,9 +302,29 @@ def hint_at_heif(others: Kinds) -> str:
     return "; to read HEIC: pip install pillow-heif" if any(kind in HEIF for kind, _ in others) else ""
 
 
-def is_heif(name: str) -> bool:
-    """Return whether the name of an image ends as HEIF's do."""
-    return name.lower().endswith(HEIF)
+def check_pictures(path: Path) -> None:
+    """Raise a UserError if `path` is a file of another format than pictures, with what to do."""
+    hint = _find_hint(path.name)
+    if path.is_file() and hint:
+        raise UserError(f"{path} is neither a folder nor an archive of pictures: {hint}")
+
+
+def hint_at_kinds(path: Path, others: Kinds) -> str:
+    """Return what to do with the files beside pictures, after a semicolon, if they are a data set; otherwise ""."""
+    names = find(path, {extension for extension, _ in others}).names
+    for name in names:
+        hint = _find_hint(name.rpartition("/")[2])
+        if hint:
+            return f"; {name} is no picture: {hint}"
+    return hint_at_heif(others)
+
+
+def _find_hint(name: str) -> str:
+    """Return what to do with a file of a data set that is not pictures, by its name; "" for another file."""
+    for pattern, hint in OTHER_SETS.items():
+        if re.fullmatch(pattern, name.lower()):
+            return hint
+    return ""
 
 
 def _join_counts(kinds: Sequence[tuple[str, int]]) -> str:

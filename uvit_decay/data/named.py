@@ -100,38 +100,5 @@ def is_data_set(name: str) -> bool:
 
 
 def describe_data(data: ImageData, trained_on: str | None = None) -> dict[str, str]:
-    """Return the descriptions of the pictures and of the test images for reports; see `describe_test_images`."""
-    return {"pictures": _describe_pictures(data), "test images": describe_test_images(data, trained_on)}
-
-
-def _describe_pictures(data: ImageData) -> str:
-    """Return how the pictures were resized and cropped, for reports."""
-    size = data.image_size
-    if isinstance(data, AugmentedImages):
-        return f"shorter side {data.crop.shorter_side(size)}, bicubic, centre {size}"
-    if isinstance(data, Images):
-        return f"crop of ADM, {size}"
-    return f"as stored, {size}"
-
-
-def describe_test_images(data: ImageData, trained_on: str | None = None) -> str:
-    """Return the description of the test images for reports, with a remark if training images are among them.
-
-    Args:
-        data: the data.
-        trained_on: fingerprint of the images that the network was trained on; None if it is not known.
-    """
-    if not isinstance(data, Images):
-        text = "the test images of the data set"
-    elif data.test_name:
-        text = data.test_name
-    elif trained_on is not None and trained_on == data.fingerprint:
-        text = f"a random {data.holdout:.0%} of this data set, which the training of the network held out, too"
-    else:
-        text = (
-            f"a random {data.holdout:.0%} of this data set, held out here; a network trained without this holdout has "
-            "already seen these images"
-        )
-    if data.overlap:
-        text += f"; {data.overlap}"
-    return text
+    """Return the descriptions of the pictures and of the test images for reports, see `ImageData`."""
+    return {"pictures": data.describe_pictures(), "test images": data.describe_test_images(trained_on)}

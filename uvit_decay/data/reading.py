@@ -16,6 +16,7 @@ import PIL
 import torch
 from filelock import FileLock
 from lightning.pytorch.utilities import rank_zero_info
+from PIL import Image
 from torch import Tensor
 
 from uvit_decay.data.batches import ImageSet, InMemory
@@ -23,7 +24,6 @@ from uvit_decay.data.classes import in_words
 from uvit_decay.data.decoding import (
     AS_TRAINED,
     Decoding,
-    Look,
     Reading,
     check_image,
     check_size,
@@ -43,8 +43,7 @@ from uvit_decay.runtime.validation import read_json, write_json
 _PATIENCE = 3.0  # seconds after which a bar appears
 MOST_TRIED = 2000  # images of a set that are all tried, to count them, if one of a batch cannot be read
 MOST_NAMED = 8  # images that cannot be read in a message
-FEW = 10  # images whose headers tell whether they are enlarged
-ENLARGED = 2  # factor from which enlarged images are remarked on
+FEW = 10  # classes in a warning
 UNREAD = "unread.txt"  # the list in the folder of a run: a line for each image, its name and the reason
 EIGHTH = 32  # of 255: images that stay darker have probably another range
 
@@ -105,16 +104,55 @@ def read(listing: Listing, decoding: Decoding, indices: Sequence[int] | None = N
     return images
 
 
-def try_read(
-    listing: Listing, decoding: Decoding, indices: Sequence[int] | None = None, look: Look | None = None
-) -> tuple[Tensor, Failures]:
-    """Return images as `read`, and the failures; the rows of images that cannot be read are undefined.
+class Inspection:
+    """What is seen of images before they are converted, by several threads."""
 
-    `look` sees every image before it is converted, in several threads.
-    """
+    def __init__(self) -> None:
+        self.seen = 0
+        self._transparent: list[None] = []  # appending is safe in threads
+        self._paged: list[None] = []
+
+    @property
+    def transparent(self) -> int:
+        """Number of images with a transparent pixel."""
+        return len(self._transparent)
+
+    def look(self, image: Image.Image) -> None:
+        """Look at an image, which is decoded only if it may be transparent."""
+        if is_transparent(image):
+            self._transparent.append(None)
+        if image.format == "TIFF" and image.is_animated:
+            self._paged.append(None)
+
+    def describe(self, where: str, reading: Reading) -> list[str]:
+        """Return a line about transparent images and one about later pages, if there are such images.
+
+        Args:
+            where: the images, for the lines.
+            reading: how their values become 8 bits.
+        """
+        lines = []
+        if self._transparent:
+            how = "are put on white" if reading.on_white else "lose their transparency, as in torch-fidelity"
+            count = f"{self.transparent:,} of {self.seen:,} pictures looked at"
+            lines.append(f"{count} of {where} are transparent: they {how}")
+        if self._paged:
+            count = f"{len(self._paged):,} of {self.seen:,} pictures looked at"
+            lines.append(f"{count} of {where} are TIFFs of several pages: the first page is read, the others are not")
+        return lines
+
+
+def try_read(
+    listing: Listing, decoding: Decoding, indices: Sequence[int] | None = None, inspection: Inspection | None = None
+) -> tuple[Tensor, Failures]:
+    """Return images as `read`, and the failures; the rows of images that cannot be read are undefined."""
     chosen = range(len(listing.members)) if indices is None else indices
     out = torch.empty(len(chosen), decoding.channels, decoding.size, decoding.size, dtype=torch.uint8)
     pixels = out.numpy()
+    look = None
+    if inspection is not None:
+        look = inspection.look
+        inspection.seen += len(chosen)
 
     def fill(row: int, file: BytesIO) -> None:
         pixels[row] = decode(file, listing.members[chosen[row]], decoding, look)
@@ -122,35 +160,34 @@ def try_read(
     return out, attempt(listing, chosen, fill)
 
 
-def check_headers(listing: Listing, chosen: Sequence[int], size: int | None = None, hint: str = "") -> int:
-    """Read the headers of images, so that damage is found before the work starts; return how many are transparent.
-
-    Images that may be transparent are decoded.
+def check_headers(
+    listing: Listing, chosen: Sequence[int], inspection: Inspection, size: int | None = None, hint: str = ""
+) -> None:
+    """Read the headers of images, so that damage is found before the work starts.
 
     Args:
         listing: the images.
         chosen: their indices.
+        inspection: looks at the images.
         size: height and width that all must have; None allows any.
         hint: what to do about images that cannot be read.
 
     Raises:
         UserError: a header cannot be read, or tells another size; the message names the first ones.
     """
-    transparent = []
 
     def look(row: int, file: BytesIO) -> None:
         name = listing.members[chosen[row]]
         with open_image(file, name) as image:
             if size is not None:
                 check_size(image, name, size)
-            if is_transparent(image):
-                transparent.append(row)
+            inspection.look(image)
 
+    inspection.seen += len(chosen)
     failures = attempt(listing, chosen, look)
     if failures:
         complete = len(chosen) == len(listing.members)
         raise UserError(explain_failures(listing, failures, complete) + hint)
-    return len(transparent)
 
 
 def find_failures(listing: Listing, decoding: Decoding) -> Failures:
@@ -248,22 +285,6 @@ def _find_brightest(images: ImageSet) -> int:
     pixels, failures = try_read(images.listing, images.decoding, chosen)
     kept = [row for row, i in enumerate(chosen) if i not in failures]
     return int(pixels[kept].max()) if kept else 255
-
-
-def remark_on_enlarging(listing: Listing, chosen: Sequence[int], size: int) -> None:
-    """Print a remark if images, all of one size, are enlarged to this size by a factor of ENLARGED or more.
-
-    Args:
-        listing: the images.
-        chosen: indices of the training images, of which the headers of a few are read.
-        size: height and width to which they are enlarged.
-    """
-    few = [chosen[i] for i in spread(len(chosen), FEW)]
-    side = common_side(listing, few, size)
-    if side is not None and side * ENLARGED <= size:
-        flags = f"--data.image_size {side} --model.net.image_size {side}"
-        text = f"images of {side}x{side} pixels are enlarged to {size}x{size}"
-        rank_zero_info(f"{text}; {flags} trains on them as they are")
 
 
 def leave_out_unreadable(listing: Listing, reading: Reading = AS_TRAINED) -> Listing:

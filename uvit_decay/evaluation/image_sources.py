@@ -17,9 +17,8 @@ from torch import Tensor
 from uvit_decay.data.batches import ImageSet, InMemory
 from uvit_decay.data.decoding import AS_TRAINED, Decoding, Reading, centre_crop
 from uvit_decay.data.fingerprint import MOST_MEASURED, hash_array, hash_states, spread
-from uvit_decay.data.labels import LabelOptions
 from uvit_decay.data.listing import describe_listing, list_images
-from uvit_decay.data.reading import OnDisk, check_headers, read, size_of
+from uvit_decay.data.reading import Inspection, OnDisk, check_headers, read, size_of
 from uvit_decay.evaluation import npz
 from uvit_decay.generation.options import MOST_IMAGES
 from uvit_decay.generation.samples import PATHS, Samples
@@ -116,16 +115,13 @@ class FileImages(ImageSource):
     def __init__(
         self, path: Path, channels: Literal[1, 3], image_size: int | None, reading: Reading = AS_TRAINED
     ) -> None:
-        options = LabelOptions(flag="", column_flag="data.label_column of a configuration")
-        self.listing = list_images(path, None, options)
+        self.listing = list_images(path)
         side = image_size or size_of(self.listing)
         self.decoding = Decoding(side, channels, exact=image_size is None, reading=reading)
         measured = spread(len(self.listing.members), MOST_MEASURED)
-        transparent = check_headers(self.listing, measured, side if self.decoding.exact else None)
-        if transparent:
-            how = "are put on white" if reading.on_white else "lose their transparency, as in torch-fidelity"
-            seen = f"{transparent:,} of {len(measured):,} pictures looked at"
-            self.remark = f"{seen} of {path} are transparent: they {how}"
+        inspection = Inspection()
+        check_headers(self.listing, measured, inspection, side if self.decoding.exact else None)
+        self.remark = "; ".join(inspection.describe(str(path), reading))
         place = path.resolve()
         self.name = place.name if place.is_dir() else place.stem
         self.shape = (channels, side, side)

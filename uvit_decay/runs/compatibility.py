@@ -13,14 +13,12 @@ from uvit_decay.checkpoint.detect import KEY
 from uvit_decay.checkpoint.io import ModelCard, TrainingContents, check_ours
 from uvit_decay.data.classes import class_hash
 from uvit_decay.data.datamodule import ImageData
-from uvit_decay.data.labels import FOLDERS, LEAF
 from uvit_decay.runs.form import MALFORMED, check_form, check_tensors
 from uvit_decay.runs.settings import (
     DECIDES,
     FORMS,
     MISSING,
     Change,
-    Settings,
     allows,
     compare_settings,
     explain_refusal,
@@ -31,7 +29,6 @@ from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.instantiate import Spec
 
 NOT_THE_FUNCTION = ("init", "zero_init", "skip_zero_init", "checkpointing")  # network arguments that may differ
-LABELS = {"data.labels", "data.test_labels"}  # settings that runs up to commit 72e8659 do not have
 
 
 def check(
@@ -89,16 +86,7 @@ def _check_settings(stored: TrainingContents, card: ModelCard, task: LightningMo
             # A task of another class has other options, and their list would fill a page.
             task_class = Change("the task", change.before, change.now, "")
             raise UserError(explain_refusal(where, [task_class], ()))
-    classes = _explain_classes(stored.settings, task.settings, (*fixed, *refused))
-    raise UserError(explain_refusal(where, fixed, refused) + classes)
-
-
-def _explain_classes(before: Settings, now: Settings, changes: Sequence[Change]) -> str:
-    """Return the options for the classes of a run up to commit 72e8659, after a semicolon, if their number differs."""
-    older = "data.path" in before and not LABELS & set(before) and LABELS & set(now)
-    if older and any(change.name.endswith("net.num_classes") for change in changes):
-        return f"; it took the classes from folders, as --data.labels {FOLDERS} does, or {LEAF} for the lowest folders"
-    return ""
+    raise UserError(explain_refusal(where, fixed, refused))
 
 
 def _has_same_tensors(stored: Any, task: LightningModule) -> bool:
@@ -134,7 +122,7 @@ def describe_changes(contents: Mapping[str, Any], card: ModelCard, task: Lightni
         now = f"{data.name} ({data.fingerprint[:8]})"
         other = Change("data", before, now, "")
         if task.settings and not allows(task.allowed, "data"):
-            raise UserError(explain_refusal("the checkpoint", (), [other]) + _explain_images(card, data))
+            raise UserError(explain_refusal("the checkpoint", (), [other]))
         found.append(other)
     return ", ".join(map(str, found))
 
@@ -142,16 +130,6 @@ def describe_changes(contents: Mapping[str, Any], card: ModelCard, task: Lightni
 def has_images(card: ModelCard, data: ImageData) -> bool:
     """Return whether the data, set up, have the training images of a checkpoint; False if it does not tell."""
     return card.data_hash == data.fingerprint
-
-
-def _explain_images(card: ModelCard, data: ImageData) -> str:
-    """Return why the data have other images or labels than a checkpoint, after a semicolon; "" if it is not known."""
-    if card.data_hash is None:
-        return ""
-    option = data.find_labels_of(card.data_hash)
-    if option:
-        return f"; the same images had other labels: set {option}"
-    return data.explain_difference(card.data_hash)
 
 
 def check_data(card: ModelCard, data: ImageData, conditional: bool, allowed: Sequence[str] = ()) -> None:
@@ -166,7 +144,7 @@ def check_data(card: ModelCard, data: ImageData, conditional: bool, allowed: Seq
     ours = class_hash(data.class_names)
     if conditional and card.class_hash not in (None, ours) and not allows(allowed, "data.classes"):
         classes = f"classes of sha256 {card.class_hash[:12]}, {data.name} has {ours[:12]}"
-        raise UserError(f"the checkpoint was trained on {classes}{_explain_images(card, data)}")
+        raise UserError(f"the checkpoint was trained on {classes}")
     if (card.latents is None) != (data.latents is None):
         before, now = ("latents", "pixels") if card.latents else ("pixels", "latents")
         raise UserError(f"the checkpoint was trained on {before}, {data.name} has {now}")

@@ -2,7 +2,7 @@
 
 import pytest
 import yaml
-from conftest import ROOT, refused, tiny_trainer, train
+from conftest import ROOT, refused, train
 from image_noise import tree
 from jsonargparse import Namespace
 from refusals import find_line
@@ -73,8 +73,8 @@ def test_in_python_the_sizes_are_those_they_were(kind, size):
 
 def test_a_run_goes_on_under_a_configuration_whose_sizes_are_null(images, tmp_path, monkeypatch):
     listed = []
-    list_images = folder.list_images
-    monkeypatch.setattr(folder, "list_images", lambda *args: listed.append(args) or list_images(*args))
+    list_parts = folder.list_parts
+    monkeypatch.setattr(folder, "list_parts", lambda *args: listed.append(args) or list_parts(*args))
     run = [*images, "--data.image_size=null", "--trainer.callbacks=LastCheckpoint", "--ckpt_path=auto"]
     numbers = ["--model.net.image_size=8", "--model.net.channels=1"]
     train(monkeypatch, tmp_path, "fit", *run, *numbers)
@@ -140,15 +140,6 @@ def test_latents_are_clipped_only_where_the_command_line_asks(data, words, clip)
     config = Namespace(model=model, data=Namespace(class_path=f"uvit_decay.data.{data}"))
     unclip_latents(config, list_given(words))
     assert config.model.init_args.sampling.clip is clip
-
-
-@pytest.mark.parametrize(("size", "said"), [(16, True), (12, False)])
-def test_enlarged_images_are_remarked_on_in_training(size, said, tmp_path, caplog):
-    tree(tmp_path, NAMES, size=8)
-    data = Images(tmp_path, channels=1, batch_size=1, image_size=size)
-    data.trainer = tiny_trainer(tmp_path)
-    data.load()
-    assert any("--data.image_size 8" in line for line in caplog.messages) == said
 
 
 @pytest.mark.parametrize(
