@@ -17,7 +17,7 @@ from uvit_decay.data.decoding import ResizedCentre
 from uvit_decay.diffusion.likelihood import log_likelihood
 from uvit_decay.diffusion.noise_path import VP
 from uvit_decay.diffusion.sampling import DiffusionModel
-from uvit_decay.encoders import DINOv2, Inception, SmallClassifier, inception_net
+from uvit_decay.encoders import DINOv2, Inception, SmallClassifier, inception
 from uvit_decay.encoders.networks import ProbedNetwork
 from uvit_decay.encoders.resize import RESIZE
 from uvit_decay.evaluation.extract import Extraction as Extract
@@ -134,9 +134,9 @@ def test_likelihoods_never_wait(net):
 
 @pytest.mark.parametrize("protocol", RESIZE)
 def test_features_of_inception_never_wait(protocol, monkeypatch):
-    monkeypatch.setattr(inception_net, "load_weights", lambda *file: inception_files.layout())
+    monkeypatch.setattr(inception, "load_weights", lambda *file: inception_files.layout())
     extractor = Inception(protocol=protocol, spatial=True)
-    extractor.net = inception_net.InceptionV3(Path(), protocol, spatial=True).to(META)
+    extractor.net = inception.InceptionV3(Path(), protocol, spatial=True).to(META)
     extractor.net.place(META)
     found, features = waits_of(lambda: extractor(there(2, 1, 32, 32, dtype=torch.uint8)))
     assert [(part.device, part.shape[1]) for part in features] == [(META, 2048), (META, 1008), (META, 2023)]
@@ -145,7 +145,7 @@ def test_features_of_inception_never_wait(protocol, monkeypatch):
 
 def test_features_of_dinov2_never_wait(tmp_path):
     extractor = DINOv2(str(random_weights(tmp_path / "dinov2.pth")))
-    extractor.prepare(there(0, 3, 8, 8), there(0), META)
+    extractor.prepare(there(0, 3, 8, 8, dtype=torch.uint8), there(0, dtype=torch.int64), META)
     found, features = waits_of(lambda: extractor(there(2, 1, 32, 32, dtype=torch.uint8)))
     assert (features.features.device, features.features.shape, found) == (META, (2, 128), {})
 

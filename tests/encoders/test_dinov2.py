@@ -110,7 +110,7 @@ def test_grey_images_precisions_and_batches(weights, photographs, monkeypatch):
     grey = photographs[:, :1]
     assert torch.equal(extractor(grey).features, extractor(grey.expand(-1, 3, -1, -1)).features)
     whole = extractor(photographs).features
-    monkeypatch.setattr("uvit_decay.encoders.dinov2._AT_ONCE", 2)
+    monkeypatch.setattr(DINOv2, "at_once", 2)
     torch.testing.assert_close(extractor(photographs).features, whole)
     compiled = prepared(weights, compile="eager")
     torch.testing.assert_close(compiled(photographs).features, whole)

@@ -113,7 +113,7 @@ def test_grey_images_are_repeated_to_rgb_and_others_refused(inception, photograp
 
 
 def test_images_are_taken_a_few_at_a_time(inception, photographs, outputs, monkeypatch):
-    monkeypatch.setattr("uvit_decay.encoders.extractors._AT_ONCE", 1)
+    monkeypatch.setattr(Inception, "at_once", 1)
     parts = inception(photographs)
     assert all(close(a, b) for a, b in zip(parts, outputs, strict=True))
     assert [len(x) for x in inception(photographs[:0])] == [0, 0, 0]

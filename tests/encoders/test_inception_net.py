@@ -8,7 +8,7 @@ import torch
 from inception_files import prepare, random_weights
 from refusals import find_line, raises_user_error
 
-from uvit_decay.encoders import Inception, inception_net
+from uvit_decay.encoders import Inception, inception
 from uvit_decay.runtime.errors import UserError
 
 
@@ -90,7 +90,7 @@ def cached(monkeypatch, tmp_path):
 
 def test_without_file_and_network_the_line_tells_where_to_put_it(cached):
     message = refused()
-    find_line(message, inception_net.URL_INCEPTION_V3, "no network", cached, "--inception-weights", "init_args.weights")
+    find_line(message, inception.URL_INCEPTION_V3, "no network", cached, "--inception-weights", "init_args.weights")
 
 
 def test_a_damaged_file_in_the_cache_is_refused(cached, weights):
@@ -103,7 +103,7 @@ def test_a_damaged_file_in_the_cache_is_refused(cached, weights):
 def test_a_file_in_the_cache_is_used_without_the_network(cached, weights, monkeypatch):
     sha256 = hashlib.sha256(weights.read_bytes()).hexdigest()
     name = cached.name.replace("6726825d", sha256[:8])
-    monkeypatch.setattr(inception_net, "URL_INCEPTION_V3", f"https://example.org/{name}")
+    monkeypatch.setattr(inception, "URL_INCEPTION_V3", f"https://example.org/{name}")
     cached.parent.mkdir(parents=True)
     shutil.copy(weights, cached.with_name(name))
     extractor = prepare(Inception())

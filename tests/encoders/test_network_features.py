@@ -17,8 +17,7 @@ from uvit_decay import checkpoint
 from uvit_decay.callbacks import GenerationMetrics, LastCheckpoint
 from uvit_decay.checkpoint import export_file
 from uvit_decay.data import Digits
-from uvit_decay.encoders.network_features import NetworkFeatures
-from uvit_decay.encoders.pooled import CheckpointFeatures
+from uvit_decay.encoders.network_features import CheckpointFeatures, NetworkFeatures
 from uvit_decay.nn import ResNet
 from uvit_decay.pictures import save_npz, to_float
 from uvit_decay.runs import history

@@ -9,7 +9,7 @@ from evaluations import evaluate, refused
 from refusals import find_line, raises_user_error
 from safetensors.torch import save_file
 
-from uvit_decay.encoders.networks import timm_vit
+from uvit_decay.encoders.timm_models import timm_vit
 from uvit_decay.nn.intermediates import pooled
 
 NAME = "test_vit"  # of timm's own tests: 160 px, 64 wide, 6 deep

@@ -8,8 +8,9 @@ from uvit_decay.runtime.program import lazy
 MODULES = {
     "Extractor": "extractors",
     "Features": "extractors",
+    "Pretrained": "extractors",
     "TrainedExtractor": "extractors",
-    "Inception": "extractors",
+    "Inception": "inception",
     "DINOv2": "dinov2",
     "SmallClassifier": "small_classifier",
     "NetworkFeatures": "network_features",
@@ -19,7 +20,7 @@ MODULES = {
     "FeatureOptions": "table",
     "ProbedNetwork": "networks",
     "open_network": "networks",
-    "TimmViT": "networks",
+    "TimmViT": "timm_models",
 }
 __all__ = list(MODULES)
 __getattr__, __dir__ = lazy(__name__, MODULES)

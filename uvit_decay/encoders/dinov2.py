@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,21 +13,19 @@ from einops import rearrange
 from jaxtyping import Float, Float32, UInt8
 from torch import Tensor, nn
 
-from uvit_decay.encoders.extractors import Extractor, Features
+from uvit_decay.encoders.extractors import Features, Pretrained
 from uvit_decay.encoders.resize import DINOV2_SIZE, RESIZE_DINOV2, DINOv2Protocol
 from uvit_decay.runtime.constants import IMAGENET_MEAN, IMAGENET_STD
 from uvit_decay.runtime.errors import UserError, explain
-from uvit_decay.runtime.precision import Precision, chosen_precision, computing
+from uvit_decay.runtime.precision import Precision, computing
 from uvit_decay.runtime.tensor_files import digest, load_weights, mismatch
 from uvit_decay.runtime.typed import check_types
-from uvit_decay.runtime.validation import check_compile
 
 LARGE = (1024, 24)  # width and depth of the network of all published numbers
-_AT_ONCE = 16  # images in a batch on a CPU
 
 
 @check_types
-class DINOv2(Extractor):
+class DINOv2(Pretrained):
     """DINOv2's ViT-L/14 at 224x224: 1024 features, the class token after the final norm.
 
     Grey images are repeated to RGB. FDD is comparable only between equal protocols, which differ in the resizing:
@@ -51,16 +50,9 @@ class DINOv2(Extractor):
         compile: bool | str = False,
         precision: Precision = "float32",
     ) -> None:
-        if weights is not None and not Path(weights).is_file():
-            raise UserError(f"the DINOv2 weights {weights} do not exist")
-        check_compile(compile)
-        self.weights = None if weights is None else str(weights)
+        super().__init__(weights, compile, precision)
         self.protocol = protocol
-        self.compile = compile
-        self.precision = precision
-        self.tf32 = precision == "tf32"
         self._set_size(*LARGE)
-        self.net: DINOv2Net | None = None
 
     def _set_size(self, dim: int, depth: int) -> None:
         """Set the name and the widths for a network of this size."""
@@ -71,24 +63,15 @@ class DINOv2(Extractor):
         if self.precision != "float32":
             self.name += f"-{self.precision}"
 
-    def prepare(self, images: Tensor, labels: Tensor, device: torch.device) -> None:
-        chosen_precision(self.precision, device)  # a UserError for one that the device lacks
-        if self.net is None:
-            net = DINOv2Net(weights_file(self.weights), self.protocol)
-            self._set_size(net.dim, net.depth)
-            self.sha256 = net.sha256
-            if self.compile:
-                backend = "inductor" if self.compile is True else self.compile
-                net.vit.compile(backend=backend)
-            self.net = net
-        self.net.to(device)
+    def open(self) -> nn.Module:
+        net = DINOv2Net(weights_file(self.weights), self.protocol)
+        self._set_size(net.dim, net.depth)
+        self.sha256 = net.sha256
+        return net
 
     def extract(self, images: Tensor) -> Features:
-        at_once = _AT_ONCE if images.device.type == "cpu" else max(len(images), 1)
-        parts = self.rgb(images).split(at_once)
         with computing(images.device, self.precision):
-            features = [self.net(part) for part in parts]
-            return Features(torch.cat(features))
+            return Features(self.net(self.rgb(images)))
 
     def missing(self) -> str | None:
         from huggingface_hub import try_to_load_from_cache
@@ -142,6 +125,10 @@ class DINOv2Net(nn.Module):
         self.register_buffer("mean", 255 * torch.tensor(IMAGENET_MEAN)[:, None, None])
         self.register_buffer("std", 255 * torch.tensor(IMAGENET_STD)[:, None, None])
         self.eval().requires_grad_(False)
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile the transformer; some ways of resizing run in Pillow."""
+        self.vit.compile(*args, **kwargs)
 
     def forward(self, images: UInt8[Tensor, "n 3 h w"]) -> Float32[Tensor, "n d"]:
         pixels = (self.resize(images) - self.mean) / self.std

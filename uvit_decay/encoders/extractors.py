@@ -9,26 +9,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from einops import repeat
 from jaxtyping import Float32, Int64, UInt8
-from torch import Tensor
+from torch import Tensor, nn
 
-from uvit_decay.encoders import resize
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.precision import Precision, chosen_precision, computing
-from uvit_decay.runtime.typed import check_types
 from uvit_decay.runtime.validation import check_compile
-
-if TYPE_CHECKING:
-    from uvit_decay.encoders.inception_net import InceptionV3
 
 UInt8Images = UInt8[Tensor, "n c h w"]
 Labels = Int64[Tensor, " n"]
-PUBLISHED = "6726825d"  # start of the sha256 of the Inception weights behind all published numbers
-_AT_ONCE = 16  # images in a batch of Inception on a CPU: as many as fit its caches; 256 would take gigabytes
 
 
 class Features(NamedTuple):
@@ -52,6 +45,7 @@ class Extractor(ABC):
             consistency); None if they are not compared.
         family: decides the names of the distances: FID and KID (inception), FDD and KDD (dinov2), or FD and KID.
         sha256: SHA-256 of the weights.
+        at_once: images in a batch on a CPU, as many as fit its caches; None: all images of a call.
         accuracy: share of held-out training images that it assigns to their class; None if that is not known.
     """
 
@@ -62,6 +56,7 @@ class Extractor(ABC):
     class_names: tuple[str, ...] | None = None
     accuracy: float | None = None
     tf32 = False
+    at_once: int | None = None
     family: Literal["inception", "dinov2", "other"] = "other"
     sha256: str
 
@@ -71,13 +66,23 @@ class Extractor(ABC):
 
     @abstractmethod
     def extract(self, images: UInt8Images) -> Features:
-        """Return the features of images on the device; called without autocast and without gradients."""
+        """Return the features of a batch of images on the device; called without autocast and without gradients."""
 
     @torch.no_grad()
     def __call__(self, images: UInt8Images) -> Features:
         """Return the features of images on the device, independent of the surrounding precision settings."""
+        size = max(len(images), 1)
+        if self.at_once is not None and images.device.type == "cpu":
+            size = self.at_once
         with computing(images.device, "tf32" if self.tf32 else "float32"):
-            return self.extract(images)
+            parts = [self.extract(part) for part in images.split(size)]
+        if len(parts) == 1:
+            return parts[0]
+        joined: dict[str, Tensor | None] = {}
+        for name in Features._fields:
+            tensors = [getattr(part, name) for part in parts]
+            joined[name] = None if tensors[0] is None else torch.cat(tensors)
+        return Features(**joined)
 
     def fingerprint(self) -> str:
         """Return the name and the start of the weights' SHA-256; metrics with equal fingerprints are comparable."""
@@ -131,84 +136,36 @@ class TrainedExtractor(Extractor):
         return images
 
 
-@check_types
-class Inception(Extractor):
-    """The TensorFlow Inception-v3 of 2015-12-05 in torch-fidelity's port: 2048 features after pool 3, 1008 logits.
-
-    Grey images are repeated to RGB. FID is comparable only between equal protocols, which differ in the resizing to
-    299x299: `pytorch-fid` (U-ViT's numbers) bilinear between pixel centres, `adm` (SiT's, ADM's, torch-fidelity's) as
-    in TensorFlow 1, `clean` (clean-fid) Pillow's antialiased bicubic.
+class Pretrained(Extractor):
+    """Extractor of published weights in a file (abstract).
 
     Args:
-        weights: path of the weights file; null means the file in torch's cache, downloaded (96 MB) if missing.
-        protocol: method of resizing.
-        spatial: also return the 2023 spatial features of sFID.
+        weights: path of the file; None for the file of the cache, which `open` downloads if it is missing.
         compile: compile the network with torch.compile: true, or the name of a backend.
-        precision: precision of the convolutions, part of the name unless it is float32, as in published numbers.
+        precision: precision of the network.
     """
 
-    family = "inception"
+    at_once = 16
 
-    def __init__(
-        self,
-        weights: str | Path | None = None,
-        protocol: resize.Protocol = "pytorch-fid",
-        spatial: bool = False,
-        compile: bool | str = False,
-        precision: Precision = "float32",
-    ) -> None:
+    def __init__(self, weights: str | Path | None, compile: bool | str, precision: Precision) -> None:
         if weights is not None and not Path(weights).is_file():
-            raise UserError(f"the Inception weights {weights} do not exist")
+            raise UserError(f"the {type(self).__name__} weights {weights} do not exist")
         check_compile(compile)
         self.weights = None if weights is None else str(weights)
-        self.protocol = protocol
-        self.spatial = spatial
         self.compile = compile
         self.precision = precision
         self.tf32 = precision == "tf32"
-        self.name = f"inception-v3-{protocol}"
-        if precision != "float32":
-            self.name += f"-{precision}"
-        self.widths = {"features": 2048, "logits": 1008}
-        if spatial:
-            self.widths["spatial"] = 2023
-        self.net: InceptionV3 | None = None
+        self.net: nn.Module | None = None
+
+    @abstractmethod
+    def open(self) -> nn.Module:
+        """Return the network with its weights, and set `sha256`."""
 
     def prepare(self, images: UInt8Images, labels: Labels, device: torch.device) -> None:
         chosen_precision(self.precision, device)  # a UserError for one that the device lacks
         if self.net is None:
-            from uvit_decay.encoders.inception_net import InceptionV3, weights_file
-            from uvit_decay.runtime.download import checksum
-
-            path = weights_file(self.weights)
-            net = InceptionV3(path, self.protocol, self.spatial, narrow=self.precision == "bf16")
-            self.sha256 = checksum(path)
+            net = self.open()
             if self.compile:
-                backend = "inductor" if self.compile is True else self.compile
-                net.compile(backend=backend)
+                net.compile(backend="inductor" if self.compile is True else self.compile)
             self.net = net
-        self.net.place(device)
-
-    def extract(self, images: UInt8Images) -> Features:
-        at_once = _AT_ONCE if images.device.type == "cpu" else max(len(images), 1)
-        outputs = [self.net(part) for part in self.rgb(images).split(at_once)]
-        features, logits, spatial = zip(*outputs, strict=True)
-        joined = Features(torch.cat(features), torch.cat(logits))
-        if self.spatial:
-            joined = joined._replace(spatial=torch.cat(spatial))
-        return joined
-
-    def missing(self) -> str | None:
-        from uvit_decay.encoders.inception_net import locate_cached_weights
-
-        cached = locate_cached_weights()
-        if self.weights is not None or cached.exists():
-            return None
-        return f"Inception's weights ({cached})"
-
-    def remark(self) -> str | None:
-        if not self.sha256.startswith(PUBLISHED):
-            return "these Inception weights are not the published ones: the numbers compare with nothing else"
-        if self.precision != "float32":
-            return f"features in {self.precision}; papers compute them in float32"
-        return None
+        self.net.to(device)

@@ -1,23 +1,171 @@
-"""Networks of this project and of timm as feature extractors of generation metrics."""
+"""Networks of this project and of timm that describe an image by one vector, as extractors of generation metrics.
+
+b = images, d = features, k = classes.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
 
 import torch
-from torch import Tensor
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from uvit_decay.encoders.extractors import Extractor, Features
-from uvit_decay.encoders.pooled import PooledNetwork, open_pooled
+from uvit_decay.encoders.networks import Interpolation, final_norm, fit_pictures, open_network
+from uvit_decay.encoders.timm_models import TimmFeatures, open_timm
+from uvit_decay.generation.options import TIMM, LoadingOptions
+from uvit_decay.nn.base import DecayedNet
+from uvit_decay.nn.embed import PixelScale
+from uvit_decay.nn.intermediates import HasIntermediates, PoolsFeatures, pooled, states_of
+from uvit_decay.nn.resnet import ResNet
+from uvit_decay.nn.vit import Encoder
 from uvit_decay.pictures import to_float
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.files import at_home
 from uvit_decay.runtime.tensor_files import digest
 from uvit_decay.runtime.typed import check_types
 
 SHORT = 12  # digits of the SHA-256 in names
-_AT_ONCE = 16  # images in a batch on a CPU
+Output = tuple[Float[Tensor, "b d"], Float[Tensor, "b k"] | None]  # features and logits
+DEFAULT_POOL = "mean of the patch tokens after the last block"
+
+
+@dataclass(frozen=True)
+class PooledNetwork:
+    """A network in eval mode that describes each image by its pooled features.
+
+    Args:
+        net: function of images of its own size and channels, in [-1, 1], that returns features and logits or None; it
+            has the attributes `image_size`, `channels` and `dim`.
+        name: name of the network in names of results.
+        about: network, features and input for reports, as plain values; without paths.
+        interpolation: how images of another size are resized.
+        class_names: names of the classes of the logits; empty without logits.
+    """
+
+    net: nn.Module
+    name: str
+    about: dict[str, Any]
+    interpolation: Interpolation
+    class_names: tuple[str, ...] = ()
+
+    def read(self, x: Float[Tensor, "b c h w"]) -> Output:
+        """Return features and logits of images in [-1, 1] of any size."""
+        return self.net(fit_pictures(x, self.net, self.name, self.interpolation))
+
+
+def open_pooled(name: str, trusted: Sequence[str] = ()) -> PooledNetwork:
+    """Open a checkpoint of an encoder or a classifier, or a model of timm, timm:NAME=FILE or timm:NAME.
+
+    Args:
+        name: path of the checkpoint, or the model of timm and the file of its weights; without a file its pretrained
+            weights are used.
+        trusted: classes outside uvit_decay, or modules, that a checkpoint may name.
+
+    Raises:
+        UserError: there is no such network, or it has no features of clean images.
+    """
+    if name.startswith(TIMM):
+        return _open_timm(name)
+    opened = open_network(Path(name), LoadingOptions(trust=trusted))
+    net = opened.net
+    kind = type(net).__name__
+    if not opened.is_encoder:
+        raise UserError(
+            f"{name} is a denoiser ({kind}), whose features are of noisy images; give an encoder or a classifier"
+        )
+    if opened.latents is not None:
+        raise UserError(f"{name} takes latents; give an encoder or a classifier of pixels")
+    features = DEFAULT_POOL
+    if isinstance(net, PoolsFeatures):
+        features = "pooled features, the input of the classifier"
+    elif not isinstance(net, HasIntermediates):
+        raise UserError(f"{name}: a {kind} has neither pooled features nor forward_intermediates (docs/extending.md)")
+    elif final_norm(net) is not None:
+        features += " and the final norm"
+    about = {
+        "network": kind,
+        "step": opened.about["step"],
+        "weights": opened.about["weights"],
+        "features": features,
+        "input": _describe_size(net, "bicubic"),
+    }
+    if isinstance(net, DecayedNet):
+        about["arguments"] = net.config
+    if isinstance(net, Encoder | ResNet):
+        about["input"] += f", {_describe_scale(net.scale)}"
+    return PooledNetwork(CheckpointFeatures(net), opened.name, about, "bicubic", opened.class_names)
+
+
+class CheckpointFeatures(nn.Module):
+    """Pooled features of a network of this project, and the logits of its classifier if it has one.
+
+    Args:
+        net: the network, with the interface `PoolsFeatures` or `HasIntermediates`. Without `pooled` the features are
+            the mean of the patch tokens of the last layer, after the final norm if there is one.
+    """
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+        self.image_size = net.image_size
+        self.channels = net.channels
+        self.dim = net.dim
+
+    def forward(self, x: Float[Tensor, "b c h w"]) -> Output:
+        net = self.net
+        if isinstance(net, PoolsFeatures):
+            features = net.pooled(x)
+            logits = net.classify(features).float() if net.num_classes else None
+            return features.float(), logits
+        (tokens,) = states_of(net, [len(net.layers) - 1], x)
+        norm = final_norm(net)
+        if norm is not None:
+            tokens = norm(tokens)
+        return pooled(tokens, "mean", net.num_prefix_tokens), None
+
+
+def _describe_size(net: nn.Module, interpolation: Interpolation) -> str:
+    """Return size and channels of a network's images, and how others are resized, as text."""
+    size = net.image_size
+    return f"{size}x{size}x{net.channels}, others resized ({interpolation}, antialiased)"
+
+
+def _describe_scale(scale: PixelScale) -> str:
+    """Return the scale of a network's pixels as text."""
+    return f"mean {scale.mean}, standard deviation {scale.std} of values in [0, 1]"
+
+
+def _open_timm(name: str) -> PooledNetwork:
+    """Open timm:NAME=FILE or timm:NAME, with the input size, interpolation, mean and deviation of timm's configuration.
+
+    timm's crop is left out: the whole image is resized.
+    """
+    from timm.data import resolve_model_data_config
+
+    model_name, _, file = name.removeprefix(TIMM).partition("=")
+    title = model_name
+    if file:
+        title += f"-{Path(file).stem}"
+    model = open_timm(model_name, at_home(file) if file else None)
+    config = resolve_model_data_config(model)
+    interpolation = config["interpolation"]
+    if interpolation not in get_args(Interpolation):
+        known = " or ".join(get_args(Interpolation))
+        raise UserError(f"timm {model_name} resizes images by {interpolation}; choose a model with {known}")
+    net = TimmFeatures(model, model_name, config)
+    about = {
+        "network": f"timm {model_name}",
+        "features": "timm's pooled features, the input of the classifier",
+        "input": f"{_describe_size(net, interpolation)}, {_describe_scale(net.scale)}",
+    }
+    return PooledNetwork(net, title, about, interpolation)
 
 
 @check_types
@@ -35,22 +183,20 @@ class NetworkFeatures(Extractor):
         UserError: the file cannot be read, or has no features of clean images.
     """
 
+    at_once = 16
+
     def __init__(self, file: str, trusted: Sequence[str] = ()) -> None:
         self.network: PooledNetwork = open_pooled(file, trusted)
         net = self.network.net.requires_grad_(False)
-        self.sha256 = self._hash()
+        # Of everything that the features depend on: weights, features and input.
+        text = json.dumps([digest(net.state_dict()), self.network.about], sort_keys=True)
+        self.sha256 = hashlib.sha256(text.encode()).hexdigest()
         self.name = f"{self.network.name}-{self.sha256[:SHORT]}"
         self.channels = net.channels
         self.widths = {"features": net.dim}
         self.class_names = self.network.class_names
         if self.class_names:
             self.widths["logits"] = len(self.class_names)
-
-    def _hash(self) -> str:
-        """Return the SHA-256 of everything that the features depend on: weights, features and input."""
-        weights = digest(self.network.net.state_dict())
-        text = json.dumps([weights, self.network.about], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()
 
     def fingerprint(self) -> str:
         """Return the name, which ends in the start of the SHA-256."""
@@ -63,9 +209,5 @@ class NetworkFeatures(Extractor):
         self.network.net.to(device)
 
     def extract(self, images: Tensor) -> Features:
-        at_once = _AT_ONCE if images.device.type == "cpu" else max(len(images), 1)
-        outputs = [self.network.read(to_float(part)) for part in images.split(at_once)]
-        features = torch.cat([features for features, _ in outputs])
-        if not self.class_names:
-            return Features(features)
-        return Features(features, torch.cat([logits for _, logits in outputs]))
+        features, logits = self.network.read(to_float(images))
+        return Features(features, logits if self.class_names else None)

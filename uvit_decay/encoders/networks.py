@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from uvit_decay import checkpoint
-from uvit_decay.checkpoint.detect import read_third_party
 from uvit_decay.diffusion.noise_path import NoisePath
+from uvit_decay.encoders.timm_models import timm_vit
 from uvit_decay.generation.options import TIMM, LoadingOptions
 from uvit_decay.latents.space import LatentSpace
-from uvit_decay.nn.embed import PixelScale
-from uvit_decay.nn.intermediates import Layer, block_layers
+from uvit_decay.nn.intermediates import Layer
 from uvit_decay.runs.history import name_run, run_of
-from uvit_decay.runtime.errors import UserError, check_whole, explain
+from uvit_decay.runtime.errors import UserError, check_whole
 from uvit_decay.runtime.files import at_home
-from uvit_decay.runtime.tensor_files import check_weights, mismatch
 from uvit_decay.runtime.typed import check_types
-from uvit_decay.runtime.validation import as_type
 
 if TYPE_CHECKING:  # timm is slow to import, and data are Lightning's
-    from timm.models.vision_transformer import VisionTransformer
-
     from uvit_decay.data import ImageData
 
 Interpolation = Literal["bilinear", "bicubic"]
@@ -206,161 +200,3 @@ class Pixels(nn.Module):
     def forward_intermediates(self, x: Float[Tensor, "b c h w"]) -> Iterator[Float[Tensor, "b 1 d"]]:
         """Yield the pixels of each image as one token."""
         yield x.flatten(1)[:, None]
-
-
-OUTSIDE = ("head", "fc_norm", "decoder_")  # beginnings of names that an encoder does not have
-MAPS = ("model", "state_dict")  # keys of training files under which the weights may be stored
-
-
-class TimmViT(nn.Module):
-    """A timm VisionTransformer that takes images in [-1, 1], as all networks here, and yields its token states.
-
-    Attributes:
-        model: the vision transformer.
-        scale: conversion of images to the mean and standard deviation of the pretraining.
-
-    Raises:
-        UserError: the vision transformer takes images that are not square.
-    """
-
-    null_label = False
-    num_classes = 0
-
-    def __init__(self, model: VisionTransformer) -> None:
-        super().__init__()
-        height, width = model.patch_embed.img_size
-        if height != width:
-            raise UserError(f"this vision transformer takes {width}x{height} images: choose one for square images")
-        self.model = model
-        self.image_size = height
-        self.dim = model.embed_dim
-        self.channels = model.patch_embed.proj.in_channels
-        self.num_prefix_tokens = model.num_prefix_tokens
-        self.class_token = model.cls_token is not None
-        mean = tuple(model.pretrained_cfg["mean"])
-        std = tuple(model.pretrained_cfg["std"])
-        self.scale = PixelScale(mean, std)
-        self.norm = model.norm
-        self.layers = block_layers([f"blocks.{i}" for i in range(len(model.blocks))], denoiser=False)
-
-    def forward_intermediates(self, x: Float[Tensor, "b c h w"]) -> Iterator[Float[Tensor, "b n d"]]:
-        """Yield the token states [prefix, patches] after the embeddings and after every block, before the final norm.
-
-        timm's `forward_intermediates` holds all states at once and leaves out the embeddings.
-        """
-        model = self.model
-        patches = model.patch_embed(self.scale.normalise(x))
-        tokens = model.norm_pre(model.patch_drop(model._pos_embed(patches)))
-        yield tokens
-        for block in model.blocks:
-            tokens = block(tokens)
-            yield tokens
-
-
-def timm_vit(name: str, file: Path | None = None, size: int | None = None) -> TimmViT:
-    """Return timm's vision transformer `name` in eval mode, with pretrained weights or the weights of a file.
-
-    Pretrained weights come from the cache of the hub, or are downloaded.
-
-    Args:
-        name: timm's name of the model.
-        file: a .safetensors or a file of torch.save, in which no code is executed: a timm state_dict, or an official
-            MAE, whose decoder is left out, or an official DINOv2. None for pretrained weights.
-        size: side of the images that the model takes, to which its positions are interpolated; None for its own.
-
-    Raises:
-        UserError: timm has no vision transformer of this name, or the weights cannot be fetched or read, or do not fit.
-    """
-    import timm
-    from timm.models.vision_transformer import VisionTransformer
-
-    check_timm_name(name)
-    with explain(f"timm {name}", RuntimeError, ValueError), torch.device("meta"):
-        model = timm.create_model(name, num_classes=0)
-    if not isinstance(model, VisionTransformer):
-        raise UserError(f"timm {name} is a {type(model).__name__}: choose a VisionTransformer of timm")
-    patch = model.patch_embed.patch_size[0]
-    if size is not None and size % patch:
-        raise UserError(f"timm {name} cannot take images of size {size}: choose a multiple of its patch size {patch}")
-    if file is not None:
-        model = timm.create_model(name, num_classes=0, img_size=size)
-        load_timm_weights(model, name, file)
-    else:
-        model = load_pretrained(name, img_size=size)
-    return TimmViT(model.eval())
-
-
-def check_timm_name(name: str) -> None:
-    """Raise a UserError unless timm has a model of this name."""
-    import timm
-
-    if not timm.is_model(name):
-        raise UserError(f"timm has no model {name}: timm.list_models('vit_*', pretrained=True) names some with weights")
-
-
-def load_pretrained(name: str, **sizes: int | None) -> nn.Module:
-    """Return timm's model `name` without classifier, with its pretrained weights; print their licence.
-
-    Args:
-        name: timm's name of the model.
-        sizes: further arguments of `timm.create_model`.
-
-    Raises:
-        UserError: the weights are not in the cache of the hub and cannot be fetched.
-    """
-    import timm
-
-    hint = f"to read them from a file, give {TIMM}{name}=FILE"
-    with explain(f"weights of timm {name}", OSError, RuntimeError, ValueError, hint=hint):
-        model = timm.create_model(name, pretrained=True, num_classes=0, **sizes)
-    if licence := model.pretrained_cfg.get("license"):
-        print(f"{name}: licence {licence}")
-    return model
-
-
-def load_timm_weights(model: nn.Module, name: str, file: Path) -> None:
-    """Load the weights of a file into timm's model `name`, which has no classifier.
-
-    Weights of the encoder must not be missing: a decayed MAE has no final norm, which the plain one needs.
-
-    Raises:
-        UserError: the file cannot be read, or its weights do not fit.
-    """
-    from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
-
-    contents = as_type(dict[str, object], read_third_party(file), f"contents of {file}")
-    for key in MAPS:
-        if isinstance(contents.get(key), dict):
-            contents = contents[key]
-            break
-    weights = as_type(dict[str, Tensor], contents, f"weights in {file}")
-    check_weights(file, weights)
-    own = model.state_dict().keys()
-    outside = OUTSIDE + _name_classifiers(model)
-    state = {key: value for key, value in weights.items() if key in own or not key.startswith(outside)}
-    if isinstance(model, VisionTransformer):
-        with explain(f"{file} does not fit {name}", Exception):  # timm uses the weights without a check of shapes
-            registers = _count_registers(state)
-            if registers != model.num_reg_tokens:  # timm would take them for patches, or patches for them
-                raise ValueError(f"it has {registers} register tokens, not {model.num_reg_tokens}")
-            state = checkpoint_filter_fn(state, model)
-    if problem := mismatch(model, state, name):
-        hint = "convert decayed and fine-tuned MAEs with uvit-decay import"
-        raise UserError(f"{file} does not fit {name}: {problem}; {hint}")
-    model.load_state_dict(state)
-
-
-def _count_registers(state: Mapping[str, Tensor]) -> int:
-    """Return the number of register tokens in weights with the names of timm or of facebookresearch/dinov2."""
-    for name in ("reg_token", "register_tokens"):
-        if name in state:
-            return state[name].shape[1]
-    return 0
-
-
-def _name_classifiers(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of the linear classifiers of timm's model: none, one, or two of a distilled model."""
-    classifiers = model.pretrained_cfg.get("classifier") or ()
-    if isinstance(classifiers, str):
-        return (classifiers,)
-    return tuple(classifiers)

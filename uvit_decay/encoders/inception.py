@@ -1,4 +1,4 @@
-"""The Inception-v3 of FID: weights file and network of TensorFlow's model of 2015-12-05 in torch-fidelity's port.
+"""The Inception-v3 of FID: extractor, weights file and network of TensorFlow's model of 2015-12-05.
 
 n = images.
 """
@@ -14,15 +14,83 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 from torch_fidelity.feature_extractor_inceptionv3 import URL_INCEPTION_V3, BasicConv2d, FeatureExtractorInceptionV3
 
+from uvit_decay.encoders.extractors import Features, Pretrained
 from uvit_decay.encoders.resize import RESIZE, Protocol
-from uvit_decay.runtime.download import download
+from uvit_decay.runtime.download import checksum, download
 from uvit_decay.runtime.errors import UserError, explain
+from uvit_decay.runtime.precision import Precision
 from uvit_decay.runtime.tensor_files import load_weights
+from uvit_decay.runtime.typed import check_types
 
+PUBLISHED = "6726825d"  # start of the sha256 of the Inception weights behind all published numbers
 WEIGHTS = "torch-fidelity's Inception weights"
 _STEM = ("Conv2d_1a_3x3", "Conv2d_2a_3x3", "Conv2d_2b_3x3", "MaxPool_1", "Conv2d_3b_1x1", "Conv2d_4a_3x3", "MaxPool_2")
 _TO_6D = (*_STEM, "Mixed_5b", "Mixed_5c", "Mixed_5d", "Mixed_6a", "Mixed_6b", "Mixed_6c", "Mixed_6d")
 _FROM_6E = ("Mixed_6e", "Mixed_7a", "Mixed_7b", "Mixed_7c")
+
+
+@check_types
+class Inception(Pretrained):
+    """The TensorFlow Inception-v3 of 2015-12-05 in torch-fidelity's port: 2048 features after pool 3, 1008 logits.
+
+    Grey images are repeated to RGB. FID is comparable only between equal protocols, which differ in the resizing to
+    299x299: `pytorch-fid` (U-ViT's numbers) bilinear between pixel centres, `adm` (SiT's, ADM's, torch-fidelity's) as
+    in TensorFlow 1, `clean` (clean-fid) Pillow's antialiased bicubic.
+
+    Args:
+        weights: path of the weights file; null means the file in torch's cache, downloaded (96 MB) if missing.
+        protocol: method of resizing.
+        spatial: also return the 2023 spatial features of sFID.
+        compile: compile the network with torch.compile: true, or the name of a backend.
+        precision: precision of the convolutions, part of the name unless it is float32, as in published numbers.
+    """
+
+    family = "inception"
+
+    def __init__(
+        self,
+        weights: str | Path | None = None,
+        protocol: Protocol = "pytorch-fid",
+        spatial: bool = False,
+        compile: bool | str = False,
+        precision: Precision = "float32",
+    ) -> None:
+        super().__init__(weights, compile, precision)
+        self.protocol = protocol
+        self.spatial = spatial
+        self.name = f"inception-v3-{protocol}"
+        if precision != "float32":
+            self.name += f"-{precision}"
+        self.widths = {"features": 2048, "logits": 1008}
+        if spatial:
+            self.widths["spatial"] = 2023
+
+    def open(self) -> nn.Module:
+        path = weights_file(self.weights)
+        net = InceptionV3(path, self.protocol, self.spatial, narrow=self.precision == "bf16")
+        self.sha256 = checksum(path)
+        return net
+
+    def prepare(self, images: Tensor, labels: Tensor, device: torch.device) -> None:
+        super().prepare(images, labels, device)
+        self.net.place(device)
+
+    def extract(self, images: Tensor) -> Features:
+        features, logits, spatial = self.net(self.rgb(images))
+        return Features(features, logits, spatial)
+
+    def missing(self) -> str | None:
+        cached = locate_cached_weights()
+        if self.weights is not None or cached.exists():
+            return None
+        return f"Inception's weights ({cached})"
+
+    def remark(self) -> str | None:
+        if not self.sha256.startswith(PUBLISHED):
+            return "these Inception weights are not the published ones: the numbers compare with nothing else"
+        if self.precision != "float32":
+            return f"features in {self.precision}; papers compute them in float32"
+        return None
 
 
 def weights_file(path: str | None) -> Path:
@@ -30,9 +98,9 @@ def weights_file(path: str | None) -> Path:
     if path is not None:
         return Path(path)
     file = locate_cached_weights()
-    checksum = file.stem.rpartition("-")[2]  # the start of its SHA-256
+    expected = file.stem.rpartition("-")[2]  # the start of its SHA-256
     try:
-        download(URL_INCEPTION_V3, file, checksum)
+        download(URL_INCEPTION_V3, file, expected)
     except UserError as error:
         hint = "or name their file with --inception-weights PATH (in a config: init_args.weights)"
         raise UserError(f"no Inception weights: {error}, {hint}") from error
