@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pkgutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -12,15 +13,20 @@ from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch.utilities import rank_zero_info
 from torch import device, nn
 
-from uvit_decay.checkpoint.io import HOME, StoredModel
+from uvit_decay.checkpoint.detect import KEY
+from uvit_decay.checkpoint.io import HOME, ModelCard, StoredModel
 from uvit_decay.commands.train.words import Given
 from uvit_decay.data import ImageData
 from uvit_decay.data.classes import class_list
 from uvit_decay.data.datamodule import Sizes
+from uvit_decay.data.labels import AUTO, FOLDERS
 from uvit_decay.data.listing import list_images
+from uvit_decay.data.splits import are_parts
 from uvit_decay.decay import DEPTH_ATTENTION, SHORTCUTS
 from uvit_decay.latents import manifest
 from uvit_decay.latents.module import Latents
+from uvit_decay.runs.checkpoints import NAMES, Checkpoints, find_before
+from uvit_decay.runs.history import list_run_folders
 from uvit_decay.runs.settings import resolve_class
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import at_home
@@ -49,7 +55,8 @@ def complete(config: Namespace, given: Given) -> ImageData | None:
     Raises:
         UserError: the data cannot be listed.
     """
-    for rule in (leave_out_other_data, prefer_minutes, name_run, reset_alpha_min, unclip_latents, crop_to_network):
+    rules = (leave_out_other_data, prefer_minutes, name_run, keep_split_classes)
+    for rule in (*rules, reset_alpha_min, unclip_latents, crop_to_network):
         _apply(rule, config, given)
     data = take_data_sizes(config)
     _apply(start_from_noise_if_unfit, config, given)
@@ -126,6 +133,43 @@ def name_run(config: Namespace, given: Given) -> None:
         arguments = logger.get("init_args") if isinstance(logger, Namespace) else None
         if arguments and "experiment" in arguments and arguments.experiment is None:
             arguments.experiment = name_data(config.data)
+
+
+def keep_split_classes(config: Namespace, given: Given) -> str | None:
+    """Take the folders of splits as classes if the run resumes from a checkpoint whose classes they are.
+
+    Earlier runs took folders such as Training and Testing, which are now read as the parts of a data set, as classes.
+    """
+    arguments = config.data.get("init_args") or Namespace()
+    chosen = config.get("ckpt_path")
+    if not chosen or arguments.get("labels") != AUTO:
+        return None
+    with suppress(UserError), Checkpoints() as checkpoints:  # the error comes when the run resumes
+        for path in _list_resumable(config):
+            contents = checkpoints.read(path)
+            before = contents.get("settings") or {}
+            if chosen in NAMES and before.get("data.path") != str(arguments.get("path")):
+                continue
+            classes = ModelCard.from_dict(contents[KEY], path).class_names
+            if before.get("data.labels", AUTO) != AUTO or not are_parts(classes):
+                return None
+            arguments.labels = FOLDERS
+            return f"--data.labels {FOLDERS}: the classes of {path} are the folders {', '.join(classes)}"
+    return None
+
+
+def _list_resumable(config: Namespace) -> list[Path]:
+    """Return the checkpoint that --ckpt_path names, or the newest ones of the runs of this experiment."""
+    if config.ckpt_path not in NAMES:
+        return [Path(config.ckpt_path)]
+    loggers = config.trainer.logger
+    found = []
+    for logger in loggers if isinstance(loggers, list) else [loggers]:
+        arguments = logger.get("init_args") if isinstance(logger, Namespace) else None
+        if arguments and arguments.get("experiment"):
+            runs = list_run_folders(Path(arguments.save_dir, arguments.experiment))
+            found += [find_before(run, sys.maxsize) for run in runs]
+    return [path for path in found if path is not None]
 
 
 def name_data(data: Namespace) -> str:
