@@ -96,16 +96,12 @@ def test_a_damaged_log_is_named(tmp_path, monkeypatch, capsys):
     assert f"{run / 'metrics.csv'} is damaged" in refused(monkeypatch, capsys, tmp_path, run)
 
 
-def test_ranks_of_class_tokens_and_ranks_under_their_former_names_are_read(tmp_path):
-    pooled, of_class, former = (a_run(tmp_path, i, effective_rank=True, metadata=None) for i in range(3))
-    for run, entropy, rank in (
-        (of_class, "spectrum_entropy_of_cls", "effective_rank_exp_of_cls"),
-        (former, "effective_rank", "dimensions"),
-    ):
-        file = run / "probes.jsonl"
-        text = file.read_text().replace("_effective_rank_exp", f"_{rank}").replace("_spectrum_entropy", f"_{entropy}")
-        file.write_text(text)
-        assert FinishedRun.read(run).last == FinishedRun.read(pooled).last
+def test_ranks_of_class_tokens_are_read(tmp_path):
+    pooled, of_class = (a_run(tmp_path, i, effective_rank=True, metadata=None) for i in range(2))
+    file = of_class / "probes.jsonl"
+    text = file.read_text().replace("_effective_rank_exp", "_effective_rank_exp_of_cls")
+    file.write_text(text.replace("_spectrum_entropy", "_spectrum_entropy_of_cls"))
+    assert FinishedRun.read(of_class).last == FinishedRun.read(pooled).last
     assert [FinishedRun.read(run).ranked for run in (pooled, of_class)] == ["mean patch tokens", "class tokens"]
 
 

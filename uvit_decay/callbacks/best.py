@@ -14,7 +14,7 @@ from uvit_decay.callbacks.last_checkpoint import write_atomically
 from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.checkpoint.io import read_training_checkpoint
 from uvit_decay.runs.folder import run_folder
-from uvit_decay.runs.history import CHECKPOINTS, current_name
+from uvit_decay.runs.history import CHECKPOINTS
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.typed import check_types
 
@@ -38,7 +38,7 @@ class BestCheckpoint(ModelCheckpoint):
     def __init__(self, metric: str, mode: Literal["min", "max"] = "min") -> None:
         super().__init__(
             filename=f"best_{metric.replace('/', '_')}",
-            monitor=current_name(metric),
+            monitor=metric,
             mode=mode,
             auto_insert_metric_name=False,
             save_on_train_epoch_end=False,

@@ -21,7 +21,7 @@ from uvit_decay.diffusion.prediction import Prediction, Weighting
 from uvit_decay.diffusion.samplers import SAMPLERS
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
 from uvit_decay.latents.space import LatentSpace
-from uvit_decay.nn.base import DecayedNet, check_attributes
+from uvit_decay.nn.base import check_attributes
 from uvit_decay.runtime.errors import UserError, check_whole, explain
 from uvit_decay.runtime.instantiate import Spec, build, check_arguments
 from uvit_decay.runtime.program import localise, or_bundled
@@ -243,26 +243,12 @@ class StoredModel:
             _check_known("schedule", spec.init_args.get("schedule"), [*SHORTCUTS, *DEPTH_ATTENTION], self.where)
         with torch.device("meta" if spec.is_from(HOME) else "cpu"):
             net = build(spec, nn.Module, HOME, trusted)
-        if problem := mismatch(net, complete_weights(net, self.state)):
+        if problem := mismatch(net, self.state):
             raise UserError(f"{self.where}: the weights do not fit the network that it describes: {problem}")
         raw = self.not_averaged & dict(net.named_parameters()).keys()
         if raw:
             raise UserError(f"{self.where} is damaged: {len(raw)} of its EMA weights are missing, such as {min(raw)}")
         return net
-
-
-def complete_weights(net: nn.Module, state: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
-    """Return the weights of a file of this project with those that `net` adds to files of earlier versions.
-
-    Args:
-        net: the network.
-        state: the weights, not changed.
-        prefix: what precedes the names of the network in it.
-    """
-    completed = dict(state)
-    if isinstance(net, DecayedNet) and f"{prefix}alphas" in completed:
-        net.complete_state(completed, prefix)
-    return completed
 
 
 def read(path: Path, weights: Weights | None) -> StoredModel:

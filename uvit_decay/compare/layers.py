@@ -19,7 +19,6 @@ from uvit_decay.runs.history import (
     PROBE_REPORT,
     PROBE_TABLE,
     PROBES,
-    current_name,
     read,
 )
 from uvit_decay.runtime.errors import UserError, explain
@@ -171,7 +170,7 @@ def _read_table(table: Path) -> list[_Row]:
     rows = []
     with explain(f"{table} is damaged", ValueError, TypeError, LookupError, csv.Error):
         for line in csv.DictReader(io.StringIO(read_text(table, LARGEST))):
-            scores = {current_name(name): float(value) for name, value in line.items() if name not in PLACE}
+            scores = {name: float(value) for name, value in line.items() if name not in PLACE}
             rows.append(_Row(int(line["layer"]), line["name"], float(line["t"]), scores))
     if not rows:
         raise UserError(f"{table} is damaged: it has no rows")

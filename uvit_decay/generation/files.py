@@ -15,7 +15,7 @@ from torch import Tensor
 from uvit_decay import pictures as image_io
 from uvit_decay.data.classes import in_words
 from uvit_decay.generation.options import LARGEST_GRID
-from uvit_decay.generation.samples import PATHS, VAE_SHA256, Samples
+from uvit_decay.generation.samples import PATHS, Samples
 from uvit_decay.runtime.distributed import Processes, batches
 from uvit_decay.runtime.download import checksum
 from uvit_decay.runtime.errors import UserError
@@ -151,7 +151,7 @@ def _check_continues(folder: Path, metadata: dict[str, Any]) -> None:
     """Raise a UserError, with both values, if a folder has samples of other settings; paths may differ."""
     stored = read_json(folder / METADATA, dict[str, object])
     for key in (*metadata, *stored):
-        if key in PATHS or (key == VAE_SHA256 and key not in stored):  # files of earlier versions lack the latter
+        if key in PATHS:
             continue
         ours, theirs = metadata.get(key), stored.get(key)
         if ours != theirs:

@@ -227,8 +227,7 @@ class DecayedNet(
         """Add to a state_dict the recorded weights that it lacks and that loading would require.
 
         Official files hold no alphas. They load into a network of any decay, whose own weights of the branches and
-        factors of the long skips are added. A learned output skip starts without effect. Subclasses add what
-        files of earlier versions lack.
+        factors of the long skips are added. A learned output skip starts without effect.
 
         Args:
             state: the state_dict, changed in place.

@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from uvit_decay.checkpoint.io import TrainingContents, complete_weights
+from uvit_decay.checkpoint.io import TrainingContents
 from uvit_decay.runs.counters import count_global_batches
 from uvit_decay.runtime.tensor_files import has_values
 
@@ -40,8 +40,7 @@ def check_form(contents: Mapping[str, Any], stored: TrainingContents, task: Ligh
     version = contents[VERSION]
     if not LIGHTNING.fullmatch(version):
         raise ValueError(f"{VERSION} is {version!r:.40}")
-    weights = complete_weights(task.net, stored.state_dict, "net.")
-    check_tensors(weights, task.state_dict(), "state_dict")
+    check_tensors(stored.state_dict, task.state_dict(), "state_dict")
     if stored.average:
         check_tensors(stored.average, dict(task.net.named_parameters()), "ema")
     ema = stored.callbacks.get("EMA")

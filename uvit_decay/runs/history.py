@@ -30,8 +30,6 @@ OF_CLASS_TOKENS = "_of_cls"  # ending of the names of ranks that were computed f
 CHECKPOINTS = "checkpoints"  # folder beside the histories
 CONFIG = "config.yaml"  # beside them, too
 NUMBERED = re.compile(r"version_(\d+)")  # names of run folders
-FORMER = {"effective_rank": "spectrum_entropy", "dimensions": "effective_rank_exp"}  # earlier names of scores
-SCORE = re.compile(rf"(tracked_)?(\w+?)({OF_CLASS_TOKENS})?")  # a score, perhaps of the tracked layer
 METRICS = "metrics.csv"  # all logged numbers, in another format
 LARGEST = 2**28  # maximum bytes of a history
 LARGEST_LOG = 2**30  # maximum bytes of metrics.csv
@@ -56,18 +54,8 @@ class Measurement:
     metadata: dict[str, object]
 
 
-def current_name(name: str) -> str:
-    """Return the name that a value of a history or of probes.csv has today, given a name of today or an earlier one."""
-    if match := SCORE.fullmatch(name):
-        tracked, score, tokens = match.groups(default="")
-        return f"{tracked}{FORMER.get(score, score)}{tokens}"
-    return name
-
-
 def read(path: Path) -> list[Measurement]:
     """Return the measurements of a history in the order of their steps; an empty list if there is no such file.
-
-    Values that an earlier version wrote under another name have their name of today.
 
     Raises:
         UserError: a line is not a measurement, or a step has two measurements; the message names the line.
@@ -107,7 +95,7 @@ def _parse_measurement(line: str, where: str) -> Measurement:
     measurement = as_type(Measurement, parse(line, where), where)
     values = {}
     for name, value in measurement.values.items():
-        values[current_name(name)] = math.nan if value is None else value
+        values[name] = math.nan if value is None else value
     return replace(measurement, values=values)
 
 
