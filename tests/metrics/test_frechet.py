@@ -131,29 +131,9 @@ def test_features_that_are_too_few_are_a_user_error(measure, reason):
         measure()
 
 
-GOOD = gaussian([0.0] * 3, torch.eye(3))
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "reason"),
-    [
-        (GOOD, gaussian([0.0] * 2, torch.eye(2)), "statistics of 3 and of 2 features"),
-        (gaussian([0.0, 0, float("nan")], torch.eye(3)), GOOD, ("first", "NaN")),
-        (GOOD, gaussian([0.0] * 3, torch.eye(3) / 0), ("second", "NaN")),
-        (GOOD, gaussian([0.0] * 3, torch.ones(3, 3).tril()), ("second", "symmetric")),
-        (GOOD, gaussian([0.0] * 3, torch.eye(4)), ("second", 3)),
-        (GOOD, gaussian([0.0] * 3, -2 * torch.eye(3)), ("second", "covariance", "negative")),
-        (gaussian([0.0] * 3, torch.diag(torch.tensor([9, 9, -1e-3]))), GOOD, ("first", "negative")),
-        (gaussian([0.0] * 3, -torch.eye(3)), gaussian([0.0] * 3, -torch.eye(3)), ("first", "negative")),
-        (gaussian([1e300] * 3, torch.eye(3)), GOOD, ("first", "float32")),
-        (GOOD, gaussian([0.0] * 3, 1e300 * torch.eye(3).double()), ("second", "float32")),
-        (gaussian([], torch.eye(0)), GOOD, ("first", "(0,)")),
-        (gaussian([[0.0] * 3], torch.eye(3)), GOOD, ("first", "(1, 3)")),
-    ],
-)
-def test_statistics_that_are_none_are_a_user_error(a, b, reason):
-    with raises_user_error("Frechet", reason):
-        frechet_distance(a, b)
+def test_statistics_of_other_features_are_a_user_error():
+    with raises_user_error("Frechet", "statistics of 3 and of 2 features"):
+        frechet_distance(gaussian([0.0] * 3, torch.eye(3)), gaussian([0.0] * 2, torch.eye(2)))
 
 
 def test_rounding_is_not_refused():

@@ -28,26 +28,10 @@ def resize_pytorch_fid(images: UInt8[Tensor, "n 3 h w"]) -> Float32[Tensor, "n 3
 
 
 def resize_adm(images: UInt8[Tensor, "n 3 h w"]) -> Float32[Tensor, "n 3 299 299"]:
-    """Resize as TensorFlow 1, and so torch-fidelity and ADM (SiT): bilinear between upper left corners.
+    """Resize as TensorFlow 1, and so torch-fidelity and ADM (SiT): bilinear between upper left corners."""
+    from torch_fidelity.interpolate_compat_tensorflow import interpolate_bilinear_2d_like_tensorflow1x
 
-    The arithmetic is torch-fidelity's, but first along the rows of the small image, then along the columns.
-    """
-    x = _lerp(images.float(), 3)
-    return (_lerp(x, 2) - 128) / 128
-
-
-def _lerp(x: Tensor, axis: int) -> Tensor:
-    """Resize one axis as TensorFlow 1 did: output i lies at i * size / 299."""
-    size = x.shape[axis]
-    step = torch.tensor(size / SIZE, dtype=torch.float32)
-    at = torch.arange(SIZE, dtype=torch.float32, device=x.device) * step
-    low = at.long()
-    high = (low + 1).clamp(max=size - 1)
-    later_axes = [1] * (3 - axis)
-    weight = (at - low).reshape(-1, *later_axes)
-    start = x.index_select(axis, low)
-    end = x.index_select(axis, high)
-    return end.sub_(start).mul_(weight).add_(start)
+    return (interpolate_bilinear_2d_like_tensorflow1x(images.float(), (SIZE, SIZE), align_corners=False) - 128) / 128
 
 
 def resize_clean(images: UInt8[Tensor, "n 3 h w"]) -> Float32[Tensor, "n 3 299 299"]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from uvit_decay.encoders.extractors import Extractor
 from uvit_decay.evaluation import npz
 from uvit_decay.evaluation.feature_store import FeatureStore
-from uvit_decay.metrics.frechet import Statistics, check_statistics
+from uvit_decay.metrics.frechet import Statistics
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import replacing
 from uvit_decay.runtime.typed import check_types
@@ -22,6 +22,12 @@ from uvit_decay.runtime.validation import as_type, parse
 
 MOST_FEATURES = 2**14  # limits of a file, checked before reading; `check` compares the exact number
 MOST_BYTES = 2**24
+# Asymmetry relative to the largest covariance, and negative eigenvalues relative to tr S: rounding the numbers of S to
+# float32, as some files do, moves its eigenvalues by at most 6e-8 tr S.
+ROUNDING = 1e-6
+# Negative eigenvalues relative to |mu|^2, for features that hardly vary: S is a difference of squares in float64.
+CANCELLATION = 1e-12
+LARGEST = torch.finfo(torch.float32).max  # features are float32
 NAMES = {"features": ("mu", "sigma"), "spatial": ("mu_s", "sigma_s")}  # as in ADM's files
 
 
@@ -90,7 +96,7 @@ class StatisticsFile:
             if mean_shape != (d,) or cov_shape != (d, d):
                 actual = f"{mean} {mean_shape} and {cov} {cov_shape}"
                 raise UserError(f"{self.path} has statistics {actual}, but {extractor.name} gives {d} features")
-            check_statistics(f"{self.path}: the statistics of {kind}", self.statistics(kind))
+            _check_statistics(f"{self.path}: the statistics of {kind}", self.statistics(kind))
 
     def statistics(self, kind: str) -> Statistics:
         """Return mean and covariance of `kind` in float64."""
@@ -99,6 +105,27 @@ class StatisticsFile:
 
     def _tensor(self, name: str) -> Tensor:
         return torch.from_numpy(self._arrays[name].astype(np.float64))
+
+
+def _check_statistics(problem: str, s: Statistics) -> None:
+    """Raise a UserError that begins with `problem` unless `s` can be the statistics of float32 features.
+
+    Mean and covariance must be finite and in the range of float32 features. The covariance must be symmetric and
+    positive semi-definite within rounding, which can make eigenvalues that are 0 negative.
+    """
+    mean, cov = s
+    if not (mean.isfinite().all() and cov.isfinite().all()):
+        raise UserError(f"{problem} hold NaN or infinity")
+    if mean.abs().max() > LARGEST or cov.abs().max() > LARGEST**2:
+        raise UserError(f"{problem} are too large for float32 features")
+    if (cov - cov.T).abs().max() > ROUNDING * cov.abs().max():
+        raise UserError(f"{problem} have a covariance that is not symmetric")
+    tolerance = ROUNDING * cov.diagonal().abs().sum() + CANCELLATION * mean.square().sum()
+    shifted = cov.clone()
+    shifted.diagonal().add_(tolerance + torch.finfo(cov.dtype).tiny)  # tiny: if all numbers are 0
+    # The factorisation exists if all eigenvalues are positive, and takes a tenth of the time of computing them.
+    if torch.linalg.cholesky_ex(shifted).info:
+        raise UserError(f"{problem} have a covariance with negative eigenvalues")
 
 
 @dataclass(frozen=True)
