@@ -189,9 +189,6 @@ class BranchNorms(Callback):
 
     Args:
         every_n_steps: optimizer steps between measurements.
-
-    Raises:
-        UserError: in fit, the network has no known branches, or branches without norms.
     """
 
     def __init__(self, every_n_steps: int = 100) -> None:
@@ -280,11 +277,7 @@ class BranchNorms(Callback):
 
 
 def draw(measured: list[history.Measurement], path: Path) -> None:
-    """Save a figure with one heat map over training and depth for each of TITLES.
-
-    Raises:
-        UserError: a measurement lacks values.
-    """
+    """Save a figure with one heat map over training and depth for each of TITLES."""
     panels = {}
     with explain(f"cannot draw {path}, its history lacks", KeyError, TypeError):
         branches = len(measured[-1].metadata["branches"])

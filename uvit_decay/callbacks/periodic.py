@@ -77,11 +77,7 @@ class Periodic(Callback):
         return chosen_precision(asked, task.trainer.strategy.root_device)  # the network may be moved there later
 
     def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
-        """Check the precision and the data module before training, and warn of a second callback with this history.
-
-        Raises:
-            UserError: the device does not support the precision, or images are needed and there is no data module.
-        """
+        """Check the precision and the data module before training, and warn of a second callback with this history."""
         self.precision(task)
         name = type(self).__name__
         if self.reads_images and not isinstance(trainer.datamodule, ImageData):

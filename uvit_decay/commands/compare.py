@@ -127,9 +127,6 @@ def _group(
     """Return the headings of the table, the options that runs are grouped by, and the groups.
 
     Without --by the groups are arms if the baseline is the name of one, otherwise values of alpha_min.
-
-    Raises:
-        UserError: --x is the option of --by, the baseline is unknown, or --x is an option beside arms or a baseline.
     """
     from uvit_decay.compare.baseline import ARM, group_by_arms, options_of_arms
     from uvit_decay.compare.runs import group_by_options
@@ -154,11 +151,7 @@ def _group(
 
 
 def _find_options(loaded: Sequence[FinishedRun], by: str, x: str | None) -> tuple[list[str], list[str]]:
-    """Return the names and the full names of the options of --by and --x.
-
-    Raises:
-        UserError: an option is unknown, or both are the same.
-    """
+    """Return the names and the full names of the options of --by and --x."""
     from uvit_decay.compare.runs import find_option
 
     if x is None:

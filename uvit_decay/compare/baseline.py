@@ -70,9 +70,6 @@ def compare_with_baseline(groups: Groups, baseline: str) -> list[Row]:
     Args:
         groups: the label of an arm -> its runs.
         baseline: label of the baseline, one of `groups`.
-
-    Raises:
-        UserError: an arm has no seed in common with the baseline, or there is no other arm.
     """
     if len(groups) == 1:
         raise UserError(f"--baseline {baseline}: all runs are {baseline}, there is nothing to compare with it")

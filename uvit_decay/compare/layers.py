@@ -76,12 +76,7 @@ class ChosenProbes:
     times: tuple[float, ...] | None = None
 
     def read(self, run: Path) -> LayerScores:
-        """Return the scores of a run.
-
-        Raises:
-            UserError: the run has no such probes, or several to choose from; a damaged file; a layer or a noise level
-                that was not probed.
-        """
+        """Return the scores of a run."""
         folder = self._find(run)
         rows = _read_rows(folder)
         times = self._choose_times(rows, folder)

@@ -80,9 +80,6 @@ class FinishedRun:
         Args:
             folder: folder of a run or an experiment.
             chosen: the layers and noise levels whose last probes are read; None reads the histories.
-
-        Raises:
-            UserError: the folder has no configuration, neither probes nor metrics of samples, or a damaged file.
         """
         versions = list_run_folders(folder)
         if versions:
@@ -226,11 +223,7 @@ def _read_validation(path: Path) -> dict[str, float]:
 
 
 def find_option(runs: Sequence[FinishedRun], name: str, flag: str = "--by") -> str:
-    """Return the full name of an option, given by its last part or parts.
-
-    Raises:
-        UserError: the name fits no option or several, or a run does not have the option; `flag` is named.
-    """
+    """Return the full name of an option, given by its last part or parts."""
     ending = name.replace(".init_args", "")
     names: set[str] = set()
     for run in runs:

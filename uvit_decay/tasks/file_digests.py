@@ -24,9 +24,6 @@ def digest_files(settings: Settings) -> dict[str, str]:
 
     Args:
         settings: settings of the run by flag.
-
-    Raises:
-        UserError: a file cannot be read.
     """
     found = {}
     for name, value in settings.items():

@@ -107,9 +107,6 @@ def find_steps(minutes: float, began: float, run: Plan, build_trainer: BuildTrai
         began: when the program began, by `time.monotonic()`.
         run: the run, before its trainer has begun.
         build_trainer: returns the run's trainer with other settings.
-
-    Raises:
-        UserError: there are several processes, or no step fits.
     """
     if run.trainer.world_size > 1:
         raise UserError(f"--minutes {minutes:g} is for one process: set --trainer.max_steps, the length of the run")

@@ -230,9 +230,6 @@ class Optimization:
             total: optimizer steps of the whole run.
             epoch: optimizer steps of an epoch, used with `warmup_epochs`.
             floor: the factor at the end of the cosine or of the cool-down.
-
-        Raises:
-            UserError: the rate would rise to `min_lr`.
         """
         if self.schedule != "constant" and floor > 1:
             raise UserError(
@@ -251,9 +248,6 @@ class Optimization:
             net: the network. Its groups come first, and among them the groups of its last layers.
             lr: learning rate after the warm-up.
             own: named parameters that a task holds beside its network. They have the rate `lr`.
-
-        Raises:
-            UserError: an option that this network does not have.
         """
         groups = []
         for key, parameters in self._sort_parameters(net).items():
@@ -363,11 +357,7 @@ def _keep_groups(optimizer: Optimizer, stored: dict[str, Any]) -> dict[str, Any]
 
 
 def find_hidden_matrices(net: nn.Module) -> set[str]:
-    """Return the names of the weights of linear layers and convolutions in residual blocks.
-
-    Raises:
-        UserError: there are none.
-    """
+    """Return the names of the weights of linear layers and convolutions in residual blocks."""
     found = set()
     for name, block in net.named_modules():
         if not isinstance(block, Residual):

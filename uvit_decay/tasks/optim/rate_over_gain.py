@@ -46,11 +46,7 @@ class RateFactors:
 
 
 def rate_factors(net: nn.Module, power: int) -> RateFactors:
-    """Return the factors gain^-power of the rows to which the branches of `net` are proportional.
-
-    Raises:
-        UserError: a ResNet, a network without fixed shortcuts, or alphas or betas that are not positive.
-    """
+    """Return the factors gain^-power of the rows to which the branches of `net` are proportional."""
     if isinstance(net, ResNet):
         raise UserError("rate_over_gain is for transformers, not for a ResNet: set it to false")
     if not isinstance(net, DecayedNet) or net.shortcuts.learned:

@@ -45,11 +45,7 @@ OPTIMIZERS: dict[str, Rule] = {
 
 
 def find_class(path: str) -> type[Optimizer]:
-    """Return the class of an optimizer of torch.optim, or of a module that is already imported, for example by --trust.
-
-    Raises:
-        UserError: there is no such class.
-    """
+    """Return the class of an optimizer of torch.optim, or of a module that is already imported, for example by --trust."""
     module, _, name = path.rpartition(".")
     kind = getattr(sys.modules.get(module), name, None)
     names = ", ".join(OPTIMIZERS)
@@ -62,11 +58,7 @@ def find_class(path: str) -> type[Optimizer]:
 
 
 def build_class(path: str, arguments: Mapping[str, Any], groups: Groups, lr: float) -> Optimizer:
-    """Return an optimizer of the class `path` with these groups, the rate `lr` and keyword `arguments`.
-
-    Raises:
-        UserError: a class or arguments that do not fit, or a weight decay that the class does not have.
-    """
+    """Return an optimizer of the class `path` with these groups, the rate `lr` and keyword `arguments`."""
     kind = find_class(path)
     decays = [group["weight_decay"] for group in groups if group["weight_decay"]]
     of_all = {"weight_decay": decays[0]} if decays else {}  # a class without weight decay may train without

@@ -83,9 +83,6 @@ def average_gradients(named: Iterable[tuple[str, nn.Parameter]]) -> None:
     """Average the gradients of replicated parameters over the ranks, in place; all ranks must call this.
 
     DistributedDataParallel averages by itself, but it does not wrap a task whose network is sharded.
-
-    Raises:
-        UserError: a parameter without a gradient.
     """
     for name, parameter in named:
         if parameter.grad is None:
