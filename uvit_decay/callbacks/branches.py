@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 from collections.abc import Sequence
 from functools import partial
@@ -9,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from lightning.pytorch import Callback, Trainer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from uvit_decay.callbacks.mixing import draw_mixing, save_mixing
 from uvit_decay.callbacks.periodic import record
 from uvit_decay.decay import mixing_matrix
+from uvit_decay.decay.mixing import Merge
 from uvit_decay.decay.schedule import branch_weights
 from uvit_decay.nn.base import DecayedNet
 from uvit_decay.nn.block import AdaLNBlock, Block
@@ -26,11 +29,13 @@ from uvit_decay.runs.folder import run_folder
 from uvit_decay.runs.history import BRANCHES
 from uvit_decay.runs.loggers import log_picture
 from uvit_decay.runtime.errors import UserError, check_whole, explain
+from uvit_decay.runtime.files import replacing
 from uvit_decay.runtime.typed import check_types
 from uvit_decay.tasks.base import Task
 from uvit_decay.tasks.parallel.sharding import full_tensor
 
 FIGURE = "branches.png"
+MIXING = "mixing"  # folder of mixing/step_N.csv in the run folder, and name of mixing.png
 TITLES = {  # of the panels of the figure, by name of the values
     "x": "rms of x",
     "f": "rms of beta f",
@@ -223,7 +228,10 @@ class BranchNorms(Callback):
             return
         sums = self._observed.sums.to(task.device)
         x, f = root_mean_squares(trainer.strategy.reduce(sums, reduce_op="sum"))
-        updates = self._measure_updates(task)
+        updates = []  # |dW| / |W| of the last layer of every branch
+        for before, after in zip(self._before, self._weights(task), strict=True):
+            moved = _length(after.detach() - before)  # on all ranks
+            updates.append(_divide(moved, _length(before)))
         self._before = []
         folder = run_folder(trainer)
         if trainer.is_global_zero:
@@ -234,14 +242,6 @@ class BranchNorms(Callback):
                     values[f"{name}_{k}"] = value
             record(trainer, folder / BRANCHES, values, {"branches": self._ends}, {})
         self._save_mixing(trainer, task, folder)
-
-    def _measure_updates(self, task: Task) -> list[float]:
-        """Return |dW| / |W| of the last layer of every branch; all ranks must call this."""
-        updates = []
-        for before, after in zip(self._before, self._weights(task), strict=True):
-            moved = _length(after.detach() - before)
-            updates.append(_divide(moved, _length(before)))
-        return updates
 
     def _save_mixing(self, trainer: Trainer, task: Task, folder: Path) -> None:
         """Write the mixing matrix of the step, if it is learned; all ranks must call this."""
@@ -288,6 +288,41 @@ def draw(measured: list[history.Measurement], path: Path) -> None:
             panels[title] = torch.tensor(rows)
     steps = [measurement.step for measurement in measured]
     heat_maps(path, panels, steps, ("optimizer step", "residual branch"))
+
+
+def save_mixing(
+    folder: Path, step: int, matrix: Float[Tensor, "rows sources"], branches: Sequence[str], merges: Sequence[Merge]
+) -> Path:
+    """Write mixing/step_N.csv, a row for each reader and a column for each source, and return its path.
+
+    Args:
+        folder: run folder.
+        step: number of optimizer steps.
+        matrix: see `uvit_decay.decay.mixing_matrix`.
+        branches: names of the branches, which are readers and sources.
+        merges: merges of long skips, which are the last sources.
+    """
+    path = folder / MIXING / f"step_{step:08d}.csv"
+    path.parent.mkdir(exist_ok=True)
+    text = io.StringIO()
+    writer = csv.writer(text)
+    header = ["reader", "embeddings", *branches]
+    for merge in merges:
+        header.append(f"merge before {branches[merge.branch]}")
+    writer.writerow(header)
+    for reader, row in zip([*branches, "output"], matrix.tolist(), strict=True):
+        writer.writerow([reader, *row])
+    with replacing(path) as file:
+        file.write(text.getvalue().encode())
+    return path
+
+
+def draw_mixing(folder: Path, step: int, matrix: Float[Tensor, "rows sources"]) -> Path:
+    """Draw mixing.png, a heat map of the matrix of a step, and return its path."""
+    path = folder / f"{MIXING}.png"
+    rows, sources = matrix.shape
+    heat_maps(path, {f"mixing matrix, step {step}": matrix}, range(sources), ("source", f"reader (of {rows})"))
+    return path
 
 
 def _divide(part: float, whole: float) -> float:

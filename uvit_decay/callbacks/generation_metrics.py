@@ -130,7 +130,11 @@ class GenerationMetrics(PeriodicSampling):
         self._channels = self.extractor.channels or (3 if data.latents else data.channels)
         if not self.extractor.needs_labels:
             self._prepare_extractor(data, task)
-        self._open_reference(data)
+        if self.reference is not None:
+            opened = open_reference(self.reference, self._channels, self._size)
+            self._reference_file, self._reference_images = opened
+        else:
+            self._reference_images = choose_reference(self._open_data(data, "train"), self.max_reference)
         if self._reference_file is None or not self.extractor.needs_labels:
             self._comparison(task, self.sampling_for(task), "no", to_uint8).check()
 
@@ -147,13 +151,6 @@ class GenerationMetrics(PeriodicSampling):
         if count <= least and not self.options.allow_few:
             return f"{count} training images, they need more than {least}"
         return None
-
-    def _open_reference(self, data: ImageData) -> None:
-        if self.reference is not None:
-            opened = open_reference(self.reference, self._channels, self._size)
-            self._reference_file, self._reference_images = opened
-        else:
-            self._reference_images = choose_reference(self._open_data(data, "train"), self.max_reference)
 
     def _open_data(self, data: ImageData, split: str) -> DatasetImages:
         """Return the training or test images of the run ("train" or "test")."""

@@ -82,15 +82,11 @@ class Periodic(Callback):
         name = type(self).__name__
         if self.reads_images and not isinstance(trainer.datamodule, ImageData):
             raise UserError(f"{name} reads images by number: pass a data module of uvit_decay.data, not a DataLoader")
-        if self.history_file and self._is_second(trainer):
-            what = f"the callbacks hold {name} twice"
-            rank_zero_info(f"warning: {what}: at the same step, the second replaces the first in {self.history_file}")
-
-    def _is_second(self, trainer: Trainer) -> bool:
-        """Return whether this callback is the second one of the run with its history."""
         periodic = [callback for callback in trainer.callbacks if isinstance(callback, Periodic)]
         sharing = [callback for callback in periodic if callback.history_file == self.history_file]
-        return len(sharing) > 1 and sharing[1] is self
+        if self.history_file and len(sharing) > 1 and sharing[1] is self:
+            what = f"the callbacks hold {name} twice"
+            rank_zero_info(f"warning: {what}: at the same step, the second replaces the first in {self.history_file}")
 
     def prepare_evaluation(self, trainer: Trainer, task: Task) -> None:
         """Check and load what `evaluate` needs, before training; long work belongs in `on_fit_start`."""

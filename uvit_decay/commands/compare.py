@@ -171,15 +171,8 @@ def _read_runs(folders: Sequence[Path], chosen: ChosenProbes | None) -> list[Fin
         for folder in folders:
             runs.append(FinishedRun.read(folder, chosen))
             work.update()
-    if chosen is not None:
-        _check_times(runs)
+    for run in runs if chosen is not None else ():  # read layer by layer
+        if run.layers.times != runs[0].layers.times:
+            levels = f"{list(runs[0].layers.times)} and {list(run.layers.times)}"
+            raise UserError(f"{runs[0].folder} and {run.folder} were probed at the noise levels {levels}: set --times")
     return runs
-
-
-def _check_times(runs: Sequence[FinishedRun]) -> None:
-    """Raise a UserError if runs that are read layer by layer were probed at different noise levels."""
-    first = runs[0]
-    for run in runs:
-        if run.layers.times != first.layers.times:
-            levels = f"{list(first.layers.times)} and {list(run.layers.times)}"
-            raise UserError(f"{first.folder} and {run.folder} were probed at the noise levels {levels}: set --times")

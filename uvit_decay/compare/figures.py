@@ -44,14 +44,10 @@ def save_curves(path: Path, by: str, groups: Groups, x: str, rank: str) -> None:
 
 def _entitle(runs: Sequence[FinishedRun]) -> str:
     """Return the title of a figure of these runs."""
-    return f"{_name_runs(runs)}, last evaluation at step {last_steps(runs)}"
-
-
-def _name_runs(runs: Sequence[FinishedRun]) -> str:
-    """Return the names of a few runs, or the number of many."""
-    if len(runs) > MOST_NAMED:
-        return f"{len(runs)} runs"
-    return ", ".join(name_run(run.folder) for run in runs)
+    names = f"{len(runs)} runs"
+    if len(runs) <= MOST_NAMED:
+        names = ", ".join(name_run(run.folder) for run in runs)
+    return f"{names}, last evaluation at step {last_steps(runs)}"
 
 
 def save_final_values(path: Path, names: Sequence[str], groups: Groups, option: str, rank: str) -> None:

@@ -219,11 +219,6 @@ def title_of(value: str, runs: Sequence[FinishedRun]) -> str:
     return title
 
 
-def _has_values(table: Sequence[Row], key: str) -> bool:
-    """Return whether any row has a value in a column."""
-    return any(row.cell(key).is_known for row in table)
-
-
 def markdown(options: Sequence[str], table: Sequence[Row], counted: str = "runs") -> str:
     """Return the table as Markdown, without the columns in which no run has a value.
 
@@ -235,7 +230,7 @@ def markdown(options: Sequence[str], table: Sequence[Row], counted: str = "runs"
     shown = []
     header = [*options, counted]
     for key in COLUMNS:
-        if _has_values(table, key):
+        if any(row.cell(key).is_known for row in table):
             shown.append(key)
             header.append(title_of(key, table[-1].runs))
     lines = [_markdown_row(header), _markdown_row(["---"] * len(header))]

@@ -30,15 +30,11 @@ def check_average(run: Plan, found: Measurements) -> Iterator[Finding]:
         share = initial_share(found.total, callback.decay, callback.ramp, callback.ramp_steps)
         if share > MOST_INITIAL:
             text = describe_initial_share(share, callback.decay, found.total)
-            yield Finding("warning", "EMA", text, _recommend(callback, found.total))
-
-
-def _recommend(callback: EMA, total: float) -> str:
-    """Return the argument of the callback that lets its average forget the initial weights within the run."""
-    if not callback.ramp:
-        rest = 1 - FORGOTTEN ** (1 / total)
-        return f"ramp true of EMA, or decay {1 - float(f'{rest:.1g}'):g}"
-    return "ramp_steps null of EMA"
+            flag = "ramp_steps null of EMA"
+            if not callback.ramp:
+                rest = 1 - FORGOTTEN ** (1 / found.total)
+                flag = f"ramp true of EMA, or decay {1 - float(f'{rest:.1g}'):g}"
+            yield Finding("warning", "EMA", text, flag)
 
 
 CHECKS = (check_warmup, check_average)

@@ -105,7 +105,9 @@ class Rehearsal(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, task: Task, *_: Any) -> None:
         """Start the clock after the warm-up, and stop the fit after enough timed steps; all ranks decide together."""
-        now = self._measure_time(task)
+        if task.device.type != "cpu":
+            torch.accelerator.synchronize()  # the device has finished its work
+        now = time.perf_counter()
         waited = now - self._begun
         if not self._start:
             if trainer.global_step >= WARM or waited > self.most / 2:
@@ -119,12 +121,6 @@ class Rehearsal(Callback):
         # The memory and the size of a checkpoint are known only after a step of the optimizer.
         late = waited > self.most and trainer.global_step > 0
         trainer.should_stop |= trainer.strategy.reduce_boolean_decision(enough or late, all=False)
-
-    def _measure_time(self, task: Task) -> float:
-        """Return the time in seconds at which the device has finished its work."""
-        if task.device.type != "cpu":
-            torch.accelerator.synchronize()
-        return time.perf_counter()
 
     def on_train_end(self, trainer: Trainer, task: Task) -> None:
         self.found.peak = peak_bytes(task.device)

@@ -148,19 +148,12 @@ def check_match(net: nn.Module, data: ImageData) -> None:
         if ours != value:
             of_data.append(f"{name} {value}")
             of_net.append(str(ours))
-            flags.append(_choose_flags(data, name, value, ours))
+            # The flag of the network comes first: images of another size or in grey are rarely what is wanted.
+            flag = f"--model.net.{name} {value}"
+            if name in data.adjustable:
+                flag += f" (or --data.{name} {ours})"
+            flags.append(flag)
     if flags:
         raise UserError(
             f"the data have {', '.join(of_data)}, the network has {', '.join(of_net)}: set {' '.join(flags)}"
         )
-
-
-def _choose_flags(data: ImageData, name: str, of_data: int, of_net: int) -> str:
-    """Return the flags of which either makes network and data agree on `name`.
-
-    The flag of the network comes first: images of another size or in grey are rarely what is wanted.
-    """
-    of_model = f"--model.net.{name} {of_data}"
-    if name not in data.adjustable:
-        return of_model
-    return f"{of_model} (or --data.{name} {of_net})"

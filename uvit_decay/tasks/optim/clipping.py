@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
@@ -26,7 +24,13 @@ def clip(optimizer: Optimizer, bound: float, algorithm: str, needs_norm: bool) -
     """
     parts = _split_parameters(optimizer)
     by_norm = bound > 0 and algorithm == "norm"
-    norm = _compute_norm(parts) if by_norm or needs_norm else None
+    norm = None
+    if by_norm or needs_norm:
+        norms = []
+        for part in parts:
+            gradients = [parameter.grad for parameter in part]
+            norms.append(full_tensor(get_total_norm(gradients)))
+        norm = norms[0] if len(norms) == 1 else get_total_norm(norms)
     if bound <= 0:
         return norm
     for part in parts:
@@ -50,12 +54,3 @@ def _split_parameters(optimizer: Optimizer) -> list[list[Tensor]]:
             else:
                 unsharded.append(parameter)
     return [part for part in (unsharded, sharded) if part]
-
-
-def _compute_norm(parts: Sequence[Sequence[Tensor]]) -> Tensor:
-    """Return the norm of the whole gradient."""
-    norms = []
-    for part in parts:
-        gradients = [parameter.grad for parameter in part]
-        norms.append(full_tensor(get_total_norm(gradients)))
-    return norms[0] if len(norms) == 1 else get_total_norm(norms)

@@ -45,7 +45,7 @@ OPTIMIZERS: dict[str, Rule] = {
 
 
 def find_class(path: str) -> type[Optimizer]:
-    """Return the class of an optimizer of torch.optim, or of a module that is already imported, for example by --trust."""
+    """Return the class of an optimizer of torch.optim, or of a module that is already imported, as by --trust."""
     module, _, name = path.rpartition(".")
     kind = getattr(sys.modules.get(module), name, None)
     names = ", ".join(OPTIMIZERS)
