@@ -134,7 +134,7 @@ def test_few_pictures_have_no_metrics_and_these_are_not_missing_at_the_end(tmp_p
 
 def test_numbers_that_were_sized_to_the_run_are_read_from_configurations_of_ac8466d5(tmp_path, monkeypatch, capsys):
     former = (ROOT / "configs" / "pictures.yaml").read_text()
-    former = former.replace("num: 500", "num: null").replace("max_reference: 2000", "max_reference: null")
+    former = former.replace("num: 256", "num: null").replace("max_reference: 2000", "max_reference: null")
     (tmp_path / "former.yaml").write_text(former)
     with pytest.raises(SystemExit):
         train(monkeypatch, tmp_path, "fit", "--config=former.yaml", "--print_config")
