@@ -1,12 +1,11 @@
-"""CIFAR-10 and CIFAR-100 from the official Python batches, extracted or in the official .tar.gz, read by torchvision.
+"""CIFAR-10 and CIFAR-100 by torchvision, from the official folder or .tar.gz.
 
-The batches are pickles, which could run code: torchvision reads a file only if it has the official md5.
+The files are pickles, which could run code: torchvision reads a file only if it has the official md5.
 """
 
 from __future__ import annotations
 
 import pickle
-import tarfile
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -17,8 +16,8 @@ import torch
 
 from uvit_decay.data.batches import InMemory
 from uvit_decay.data.datamodule import ImageData, Sizes
-from uvit_decay.runtime.download import download, verify
-from uvit_decay.runtime.errors import UserError, explain, one_line
+from uvit_decay.runtime.download import verify
+from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.files import at_home
 from uvit_decay.runtime.typed import check_types
 
@@ -48,7 +47,6 @@ class _CIFAR(ImageData, ABC):
         super().__init__(32, 3, batch_size, flip, seed, device_batch_size=device_batch_size)
         self.path = at_home(path)
         self.download = download
-        self._failure: UserError | None = None  # set if the download fails
 
     @property
     @abstractmethod
@@ -71,44 +69,52 @@ class _CIFAR(ImageData, ABC):
         return Sizes(self.image_size, self.channels, self.num_classes)
 
     def prepare_data(self) -> None:
-        """Download the archive if `download` is set and the data is missing. Lightning calls this once per node."""
+        """Download and unpack the data if `download` is set and it is missing. Lightning calls this once per node."""
         if self.download and self._find() is None:
             official = self.official()
-            try:
-                download(official.url, self._archive(), official.tgz_md5, "md5")
-            except UserError as error:  # `load` raises it on all processes; if raised here, the others would wait
-                self._failure = error
+            hint = f"fetch it elsewhere and put it into {self.path}"
+            with explain(f"cannot download {official.url}", OSError, RuntimeError, hint=hint):
+                official(self.path, download=True)
 
     def load(self) -> None:
         """Read the files by torchvision and set `train`, `test` and `class_names`."""
         place = self._find()
-        if place is None:
-            raise self._failure or UserError(self._not_found())
-        if place.is_dir():
-            self._load_folder(place)
-            return
         official = self.official()
+        if place is None:
+            sought = f"neither the folder {official.base_folder} nor {official.filename} is in it"
+            raise UserError(
+                f"no {self.kind} in {self.path}: {sought}; put {official.url} there, or set `download` true"
+            )
+        if place.is_dir():
+            self._read(place.parent)
+            return
+        from torchvision.datasets.utils import extract_archive
+
         verify(place, official.tgz_md5, "md5")
-        with tempfile.TemporaryDirectory() as root:
-            with explain(f"cannot unpack {place}", OSError), tarfile.open(place) as archive:
-                archive.extraction_filter = getattr(tarfile, "data_filter", None)  # not in Python before 3.11.4
-                archive.extractall(root)
-            self._load_folder(Path(root) / official.base_folder)
+        with tempfile.TemporaryDirectory() as folder:  # `path` may be read-only
+            with explain(f"cannot unpack {place}", OSError):
+                extract_archive(str(place), folder)
+            self._read(Path(folder))
 
-    def _load_folder(self, folder: Path) -> None:
-        """Read the extracted files; torchvision compares their md5s before it unpickles them.
+    def _find(self) -> Path | None:
+        """Return the official folder or the archive, at `path` or in it; None if there is neither."""
+        official = self.official()
+        for folder in (self.path, self.path / official.base_folder):
+            if folder.name == official.base_folder and folder.is_dir():
+                return folder
+        for file in (self.path, self.path / official.filename):
+            if file.is_file():
+                return file
+        return None
 
-        Raises:
-            UserError: a file is missing or is not the official file.
-        """
-        official = type(self.kind, (self.official(),), {"base_folder": folder.name})  # users may rename the folder
-        try:
-            train = official(folder.parent, train=True)
-            test = official(folder.parent, train=False)
-        except RuntimeError as error:
-            for name, md5 in self._md5s().items():
-                verify(folder / name, md5, "md5")
-            raise UserError(f"cannot read {folder}: {one_line(error)}") from error
+    def _read(self, root: Path) -> None:
+        """Read the official folder in `root`; torchvision compares the md5s of its files before it unpickles them."""
+        official = self.official()
+        folder = root / official.base_folder
+        hint = f"a file is missing or is not the official one: unpack {official.filename} again"
+        with explain(f"cannot read {folder}", RuntimeError, hint=hint):
+            train = official(root, train=True)
+            test = official(root, train=False)
         self.class_names = tuple(self._names(folder, train))
         self.train = _in_memory(train, self._targets(folder, train))
         self.test = _in_memory(test, self._targets(folder, test))
@@ -121,38 +127,6 @@ class _CIFAR(ImageData, ABC):
         """Return the class of each image, from files with verified md5s."""
         return official.targets
 
-    def _md5s(self) -> dict[str, str]:
-        """Return the official md5 of each file to read, by name."""
-        official = self.official()
-        md5s = dict(official.train_list + official.test_list)
-        md5s[official.meta["filename"]] = official.meta["md5"]
-        return md5s
-
-    def _archive(self) -> Path:
-        """Return the path of the archive, present or to be downloaded."""
-        if self.path.suffix in (".gz", ".tgz"):
-            return self.path
-        return self.path / self.official().filename
-
-    def _find(self) -> Path | None:
-        """Return the extracted folder if it exists, otherwise the archive if it exists, otherwise None."""
-        if self.path.is_file():
-            return self.path
-        for folder in (self.path, self.path / self.official().base_folder):
-            if any((folder / name).is_file() for name in self._md5s()):
-                return folder
-        archive = self._archive()
-        if archive.is_file():
-            return archive
-        return None
-
-    def _not_found(self) -> str:
-        """Return the message of an error if neither the folder nor the archive exists."""
-        official = self.official()
-        sought = f"neither the folder {official.base_folder} nor {self._archive()} exists"
-        hint = "see why its download failed" if self.download else "run train.py with --data.download true"
-        return f"no {official.__name__} at {self.path}: {sought}; put {official.url} there, or {hint}"
-
 
 @check_types
 class CIFAR10(_CIFAR):
@@ -160,7 +134,7 @@ class CIFAR10(_CIFAR):
 
     Args:
         path: cifar-10-batches-py, cifar-10-python.tar.gz, or the folder that contains one of them.
-        download: download the archive (170 MB) into that folder if the data is missing.
+        download: download and unpack the archive (170 MB) in that folder if the data is missing.
     """
 
     kind = "CIFAR10"
@@ -173,7 +147,7 @@ class CIFAR100(_CIFAR):
 
     Args:
         path: cifar-100-python, cifar-100-python.tar.gz, or the folder that contains one of them.
-        download: download the archive (169 MB) into that folder if the data is missing.
+        download: download and unpack the archive (169 MB) in that folder if the data is missing.
         labels: the 100 classes ("fine") or the 20 groups ("coarse").
         options: batch_size, device_batch_size, flip and seed, as above.
     """
