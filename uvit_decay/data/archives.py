@@ -106,14 +106,6 @@ def _is_hidden(name: str) -> bool:
     return any(part == "__MACOSX" or (part.startswith(".") and part != ".") for part in name.split("/"))
 
 
-def _find_in_tar(path: Path, extensions: Collection[str]) -> ArchiveIndex:
-    with open_file(path) as file:
-        span_of, others = _scan(file, path, extensions)
-    names = tuple(sorted(span_of))
-    spans = [span_of[name] for name in names]
-    return ArchiveIndex(names, np.array(spans, np.int64).reshape(-1, 2), tuple(others.most_common()))
-
-
 def _folder_names(path: Path) -> Iterator[str]:
     """Yield all files below a folder except in hidden folders; raise a UserError if a folder is reached twice."""
     seen: dict[tuple[int, int], str] = {}
@@ -140,46 +132,37 @@ def _is_tar(path: Path) -> bool:
     return path.suffix.lower() == ".tar" or header[257:262] == b"ustar"
 
 
-def _scan(file: BinaryIO, where: Path, extensions: Collection[str]) -> tuple[dict[str, tuple[int, int]], Counter[str]]:
-    """Return offset and size, by name, of the files with these extensions in a tar, and the others by extension.
-
-    The last duplicate wins.
-    """
-    found: dict[str, tuple[int, int]] = {}
+def _find_in_tar(path: Path, extensions: Collection[str]) -> ArchiveIndex:
+    """Find files as `find` does, by the offsets of the standard library; of a name that comes twice the last counts."""
+    spans: dict[str, tuple[int, int]] = {}
     others: Counter[str] = Counter()
     links = 0
-    with track(f"scanning {where.name}", None, "file", delay=_PATIENCE) as work:
-        for entry in _entries(file, where):
-            work.update()
-            extension = _extension(entry.name)
-            if extension not in extensions:
-                if extension is not None and entry.isreg():
-                    others[extension] += 1
-                continue
-            if entry.isreg():
-                found[entry.name] = (entry.offset_data, entry.size)
-            elif entry.issym() or entry.islnk():
-                links += 1
-    if links:
-        hint = "to include their files, pack with --dereference --hard-dereference"
-        print(f"{where}: {links} links left out; {hint}", file=sys.stderr)
-    return found, others
-
-
-def _entries(file: BinaryIO, where: Path) -> Iterator[tarfile.TarInfo]:
-    """Yield the members of a tar; raise a UserError if the file is damaged or is not a tar."""
     # MemoryError: a header claims a name of terabytes
-    damage = explain(f"{where}: not a tar, or a compressed, damaged or cut short one", *DAMAGED, MemoryError)
-    with damage, tarfile.open(fileobj=file, mode="r:") as archive:
+    damage = explain(f"{path}: not a tar, or a compressed, damaged or cut short one", *DAMAGED, MemoryError)
+    progress = track(f"scanning {path.name}", None, "file", delay=_PATIENCE)
+    with open_file(path) as file, damage, tarfile.open(fileobj=file, mode="r:") as archive, progress as work:
         while (entry := archive.next()) is not None:
+            work.update()
             archive.members.clear()  # tarfile keeps every member: 1 GB for a million files
             if not 0 <= entry.size < 2**62:  # a negative size would make tarfile loop endlessly
                 raise tarfile.ReadError(f"a size of {entry.size} bytes")
-            yield entry
+            extension = _extension(entry.name)
+            if extension in extensions and entry.isreg():
+                spans[entry.name] = (entry.offset_data, entry.size)
+            elif extension in extensions and (entry.issym() or entry.islnk()):
+                links += 1
+            elif extension is not None and entry.isreg():
+                others[extension] += 1
         file.seek(archive.offset)
         # tarfile takes any block that is not a header, and the end of the file, for the end of the tar.
         if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
             raise tarfile.ReadError(f"no member and no end mark at byte {archive.offset}")
+    if links:
+        hint = "to include their files, pack with --dereference --hard-dereference"
+        print(f"{path}: {links} links left out; {hint}", file=sys.stderr)
+    names = tuple(sorted(spans))
+    places = [spans[name] for name in names]
+    return ArchiveIndex(names, np.array(places, np.int64).reshape(-1, 2), tuple(others.most_common()))
 
 
 @contextmanager
