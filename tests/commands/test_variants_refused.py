@@ -21,7 +21,7 @@ REFUSED = {
     "a reference that is not there": (loss("LayerSync", reference=9), (9, "in_blocks.0")),
     "a student after its reference": (
         loss("LayerSync", student=2, reference=1),
-        ("--model.auxiliary.student 2", "--model.auxiliary.reference 1"),
+        ("--model.auxiliary.student", "layer 2", "--model.auxiliary.reference"),
     ),
     "a layer of the dispersive loss": (loss("DispersiveLoss", layer=9), (9, "in_blocks.0")),
     "a batch of one": ([*loss("DispersiveLoss"), "--data.batch_size=1"], ("DispersiveLoss", "--data.batch_size")),

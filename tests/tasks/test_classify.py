@@ -122,7 +122,7 @@ def test_a_checkpoint_is_of_a_classifier_and_knows_its_classes(tmp_path):
     ("make", "message"),
     [
         (lambda: ClassifyTask(small_vit(num_classes=1)), ("classes", 1)),
-        (lambda: ClassifyTask(tiny_net(num_classes=10)), ("UViT", "--model.net", "ViT", "ResNet")),
+        (lambda: ClassifyTask(tiny_net(num_classes=10)), ("UViT", "`net`", "ViT", "ResNet")),
         (lambda: ClassifyTask(small_vit(), drop_path=1.0), ("drop_path", "[0, 1)")),
         (lambda: ClassifyTask(small_resnet(), drop_path=0.1), "ResNet"),
     ],

@@ -98,7 +98,7 @@ def test_the_last_norm_of_an_encoder_is_not_left_out(tmp_path):
     encoder, file = small_vit(num_classes=0, norm=True), tmp_path / "encoder.safetensors"
     card = ModelCard(net=Spec.of(ViT, encoder.config), class_names=(), data="some", step=0, weights="raw")
     save_tensors(file, encoder.state_dict(), {KEY: json.dumps(card.to_dict())})
-    with raises_user_error("norm", "--model.net.norm true"):
+    with raises_user_error("`norm`", "true"):
         start_from(small_vit(batch_norm=True, norm=False), file)
     other = card.to_dict() | {"net": card.to_dict()["net"] | {"init_args": encoder.config | {"image_size": 16}}}
     save_tensors(tmp_path / "other.safetensors", encoder.state_dict(), {KEY: json.dumps(other)})

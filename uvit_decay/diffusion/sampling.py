@@ -179,11 +179,9 @@ class DiffusionModel:
                 ours = getattr(self, name)
                 theirs = getattr(self.guide, name)
                 if ours != theirs:
-                    raise UserError(
-                        f"--guide has {name} {theirs}, --ckpt has {ours}; name a guide with the same {name}"
-                    )
+                    raise UserError(f"it has {name} {theirs}, the network has {ours}", argument="guide")
             if sampling.guidance_channels is not None:
-                raise UserError("--guidance-channels is for guidance by the null label; leave it out with --guide")
+                raise UserError("it is for guidance by the null label, not by a guide", argument="guidance_channels")
             return
         if sampling.guidance == 1.0:
             return

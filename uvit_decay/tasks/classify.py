@@ -73,12 +73,12 @@ class ClassifyTask(Task):
         if net.num_classes < 2:
             raise UserError(f"a classifier needs two classes or more, the network has {net.num_classes}")
         if not isinstance(net, Classifier):
-            raise UserError(f"a {type(net).__name__} is not a classifier: set --model.net to a ViT or a ResNet")
+            raise UserError(f"a {type(net).__name__} is not a classifier: set `net` to a ViT or a ResNet")
         check_numbers("[0, 1)", drop_path=drop_path, label_smoothing=label_smoothing)
         check_numbers("[0, 1]", switch_prob=switch_prob)
         check_numbers("[0, inf)", mixup=mixup, cutmix=cutmix)
         if drop_path and not isinstance(net, ViT):
-            raise UserError(f"a {type(net).__name__} has no stochastic depth: set --model.drop_path 0")
+            raise UserError(f"a {type(net).__name__} has no stochastic depth: set `drop_path` to 0")
         self.frozen = frozen
         self.init_from = init_from
         self._has_initial = init_from is not None
@@ -120,8 +120,8 @@ class ClassifyTask(Task):
         data.whole_test = True
         images = data.batch_size // self.trainer.world_size // data.micro_batches
         if self.mixing and images % 2:
-            flags = "change --data.batch_size or --data.device_batch_size"
-            raise UserError(f"mixup and cutmix mix neighbours, and a micro-batch of {images} images is odd: {flags}")
+            sizes = "change `batch_size` or `device_batch_size`"
+            raise UserError(f"mixup and cutmix mix neighbours, and a micro-batch of {images} images is odd: {sizes}")
         if stage == "fit":
             self._remark()
 

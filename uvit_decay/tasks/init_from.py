@@ -145,9 +145,7 @@ def _check_encoder(stored: StoredModel, net: Classifier) -> None:
         kind = stored.card.net.class_path.rpartition(".")[2]
         raise UserError(f"{stored.where} is of a {kind} with {problem}: it has no encoder of this {type(net).__name__}")
     if "norm.weight" in stored.state and not any(f"{norm}.weight" in own for norm in NORMS):
-        raise UserError(
-            f"{stored.where} has a norm after its last block, this network has none: set --model.net.norm true"
-        )
+        raise UserError(f"{stored.where} has a norm after its last block, this network has none: set `norm` to true")
 
 
 def _find_problem(state: Mapping[str, Tensor], encoder: Mapping[str, Tensor]) -> str:

@@ -113,7 +113,7 @@ class AuxiliaryLosses(nn.ModuleList):
         for loss in losses:
             loss.bind(net)
             if loss.layers is not None and not loss.layers:
-                raise UserError(f"--model.auxiliary.layers of {loss.name} is empty: name a layer, or give null for all")
+                raise UserError(f"`layers` of {loss.name} is empty: name a layer, or give null for all")
         found: set[int] = set()
         for loss in losses:
             names = None if loss.layers is None else [str(layer) for layer in loss.layers]

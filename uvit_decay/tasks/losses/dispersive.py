@@ -90,7 +90,7 @@ class DispersiveLoss(AuxiliaryLoss):
         """Store the number of images of a micro-batch; raise a UserError if the checkpoint has another number."""
         if images < 2:
             raise UserError(
-                "DispersiveLoss compares images, a micro-batch has 1: set --data.batch_size or --data.device_batch_size"
+                "DispersiveLoss compares images, a micro-batch has 1: set `batch_size` or `device_batch_size`"
             )
         self.images = images
         self.check_images()
@@ -102,7 +102,7 @@ class DispersiveLoss(AuxiliaryLoss):
         if self.images and stored not in (0, self.images):
             raise UserError(
                 f"the checkpoint's DispersiveLoss compares {stored} images, this run compares {self.images}: "
-                f"set --data.batch_size and --data.device_batch_size so that a micro-batch has {stored}"
+                f"set `batch_size` and `device_batch_size` so that a micro-batch has {stored}"
             )
 
     def forward(

@@ -39,7 +39,7 @@ def open_teacher(name: str, trust: Sequence[str] = ()) -> ProbedNetwork:
     """
     found = open_network(Path(name), LoadingOptions(trust=trust), TEACHER_SIZE)
     if not found.is_encoder:
-        raise UserError(f"--model.auxiliary.teacher {name} is a denoiser: give an encoder, such as an MAE's checkpoint")
+        raise UserError(f"`teacher` {name} is a denoiser: give an encoder, such as an MAE's checkpoint")
     found.net.eval().requires_grad_(False)
     return found
 
@@ -99,7 +99,7 @@ class REPA(AuxiliaryLoss):
         self.kind = projector
         self.hidden = hidden
         self.teacher = open_teacher(teacher, trust or ())  # not a module of this one: neither stored nor trained
-        self.where = f"--model.auxiliary.teacher {teacher}"
+        self.where = f"`teacher` {teacher}"
         self.zscore = 0.0
         if projector == "conv":
             default_zscore, default_weight = PUBLISHED[self._sees()]
