@@ -20,6 +20,7 @@ from uvit_decay.latents import manifest
 from uvit_decay.latents.shards import LatentSet
 from uvit_decay.runs import history
 from uvit_decay.runs.settings import compare_settings
+from uvit_decay.runtime.instantiate import current_path
 
 VERSIONS = sorted((ROOT / "tests" / "written").glob("*.tar.xz"))
 NETWORKS = ("uvit", "sit", "mae")
@@ -139,5 +140,5 @@ def test_every_class_that_they_name_is_where_it_was(files):
     named = {value for place, value in leaves([*configs, *cards]) if place[-1] == "class_path"}
     assert len(named) > 15
     for class_path in named:
-        module, _, name = class_path.rpartition(".")
+        module, _, name = current_path(class_path).rpartition(".")
         assert hasattr(import_module(module), name), class_path

@@ -47,15 +47,15 @@ def test_the_best_of_a_metric_is_kept_though_it_is_measured_after_the_checkpoint
     assert step(folder / "best_fd.ckpt") == 4
     assert step(folder / "last.ckpt") == 8
     assert {path.name for path in folder.iterdir()} == {"best_fd.ckpt", "last.ckpt", "previous.ckpt"}
-    best, former = BestCheckpoint("fd"), BestCheckpoint("tracked_effective_rank")  # an earlier name of the entropy
+    best, probed = BestCheckpoint("fd"), BestCheckpoint("tracked_spectrum_entropy")
     _, whole, _ = fit(tmp_path / "whole", Measured(2), LastCheckpoint(100), max_steps=10)
     (tmp_path / "rest").mkdir()
     folder.rename(tmp_path / "rest" / "checkpoints")
     folder = tmp_path / "rest" / "checkpoints"
-    _, rest, _ = fit(tmp_path / "rest", Measured(2), best, former, max_steps=10, ckpt_path=folder / "best_fd.ckpt")
+    _, rest, _ = fit(tmp_path / "rest", Measured(2), best, probed, max_steps=10, ckpt_path=folder / "best_fd.ckpt")
     assert same(rest, whole)
-    assert float(best.best_model_score) == float(former.best_model_score) == 2.0
-    assert step(folder / "best_fd.ckpt") == step(folder / "best_tracked_effective_rank.ckpt") == 10
+    assert float(best.best_model_score) == float(probed.best_model_score) == 2.0
+    assert step(folder / "best_fd.ckpt") == step(folder / "best_tracked_spectrum_entropy.ckpt") == 10
 
 
 def test_a_run_that_goes_on_from_its_best_knows_the_value(tmp_path):

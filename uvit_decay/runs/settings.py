@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from uvit_decay.runtime.instantiate import current_path
 from uvit_decay.runtime.validation import flat
 
 Settings = Mapping[str, Any]  # values by flag without dashes: {"model.optim.lr": 1e-4}
@@ -194,8 +195,8 @@ def _find_defaults(before: Settings, now: Settings) -> Iterator[tuple[str, Any]]
 
 
 def resolve_class(class_path: str) -> Any:
-    """Return the class that an imported module has under this path, its own or a re-export; otherwise the path."""
-    module, _, name = class_path.rpartition(".")
+    """Return the class that an imported module has under this path, of today or earlier; otherwise the path."""
+    module, _, name = current_path(class_path).rpartition(".")
     return getattr(sys.modules.get(module), name, class_path)
 
 
