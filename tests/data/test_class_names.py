@@ -39,7 +39,7 @@ def test_classes_are_given_by_number_id_or_word():
         ("tenhc", ("tenhc", "tench")),
         ("crane", (2, "134 (n02012849)", "517 (n03126707)")),
         ("xyzzy", ("xyzzy", "tench", "goldfish")),
-        ("1000", ("--classes 1000", "0 to 999")),
+        ("1000", ("`classes` 1000", "0 to 999")),
     ],
 )
 def test_a_class_that_is_unknown_or_not_alone_is_refused_with_others(word, message):

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from image_noise import tree, turn, write_tar, write_zip
+from refusals import raises_user_error
 
 from uvit_decay.data import AugmentedImages, Digits, Images, Latents
 from uvit_decay.data import fingerprint as module
@@ -153,6 +154,14 @@ def test_a_holdout_that_leaves_a_part_empty_names_images_per_class(tmp_path, hol
     with pytest.raises(UserError) as caught:
         data.setup()
     assert all(word in str(caught.value) for word in (*flags, "4 images per class"))
+
+
+@pytest.mark.parametrize("holdout", [0.2, 0.8])
+def test_a_class_of_one_image_cannot_be_divided(tmp_path, holdout):
+    data = Images(str(tree(tmp_path, ["cat/1.png", "dog/1.png"])), holdout=holdout, image_size=8, batch_size=2)
+    with raises_user_error("`holdout`", "`test_path`", "one image") as caught:
+        data.setup()
+    assert "or more" not in str(caught.value)
 
 
 def test_classes_without_held_out_images_are_counted(tmp_path, caplog):

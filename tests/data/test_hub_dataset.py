@@ -101,14 +101,14 @@ def test_labels_without_names_are_sorted(tmp_path, kind, labels, expected):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"split": "validation"}, ("--data.split", "train, test")),
-        ({"image_column": "picture"}, ("--data.image_column", "image, label")),
-        ({"label_column": "class"}, ("--data.label_column", "image, label")),
-        ({"image_column": "label"}, ("--data.image_column",)),
-        ({"label_column": "image"}, ("--data.label_column",)),
-        ({"test_path": "x"}, ("--data.test_split",)),
+        ({"split": "validation"}, ("`split`", "train, test")),
+        ({"image_column": "picture"}, ("`image_column`", "image, label")),
+        ({"label_column": "class"}, ("`label_column`", "image, label")),
+        ({"image_column": "label"}, ("`image_column`",)),
+        ({"label_column": "image"}, ("`label_column`",)),
+        ({"test_path": "x"}, ("`test_split`",)),
         ({"labels": "folders"}, ("`label_column`",)),
-        ({"test_files": "x"}, ("--data.files",)),
+        ({"test_files": "x"}, ("`files`",)),
         ({"holdout": 0.01}, ("`holdout`",)),
     ],
 )
@@ -121,11 +121,11 @@ def test_what_does_not_fit_is_refused_with_the_flag(saved, options, words):
 @pytest.mark.parametrize(
     ("split", "options", "words"),
     [
-        (None, {"split": "train[:3]"}, "--data.split train[:3]"),
-        (None, {"test_split": "test"}, "--data.test_split"),
-        (None, {"subset": "other"}, "--data.subset other"),
-        ("test", {"split": "train"}, "--data.split test"),
-        ("test", {"split": "test[:3]"}, "--data.split test"),
+        (None, {"split": "train[:3]"}, "`split` train[:3]"),
+        (None, {"test_split": "test"}, "`test_split`"),
+        (None, {"subset": "other"}, "`subset` other"),
+        ("test", {"split": "train"}, "`split` test"),
+        ("test", {"split": "test[:3]"}, "`split` test"),
     ],
 )
 def test_a_saved_set_has_no_other_split_and_no_subset(tmp_path, split, options, words):
@@ -148,7 +148,7 @@ def test_only_files_that_are_read_are_opened_and_a_placeholder_among_them_is_nam
 
 def test_rows_without_a_label_and_unknown_names_are_refused(tmp_path):
     rows(labels=[0, -1, 1]).save_to_disk(tmp_path / "set")
-    with pytest.raises(UserError, match="--data.label_column null"):
+    with pytest.raises(UserError, match="`label_column` null"):
         opened(tmp_path / "set")
     with pytest.raises(UserError, match="nobody/nothing"):
         opened("nobody/nothing")
@@ -198,9 +198,9 @@ def test_shards_of_webdataset(tmp_path, ending):
     assert data.overlap
     whole = opened("webdataset", files=[f"{folder}/*.tar"], memory_gb=0.0)
     assert whole.train.labels.tolist() == LABELS
-    with raises_user_error("--data.files", "shard-000003.tar"):
+    with raises_user_error("`files`", "shard-000003.tar"):
         opened("webdataset", files=f"{folder}/shard-{{000001..000009}}.tar")
-    with raises_user_error("webdataset", "--data.label_column", "__key__"):
+    with raises_user_error("webdataset", "`label_column`", "__key__"):
         opened("webdataset", files=f"{folder}/*.tar", label_column="class")
 
 

@@ -157,7 +157,7 @@ def test_white_may_be_another_value_in_images_of_more_than_8_bits():
     expected = np.rint(values * (255 / 4095))
     for stored in (values, values.astype(np.int32), values.astype(np.float32)):
         assert (decoded(Image.fromarray(stored), "TIFF", channels=1, reading=Reading(4095))[0] == expected).all()
-    with raises_user_error("0 to 4095", "--data.white"):
+    with raises_user_error("0 to 4095", "`white`"):
         decoded(Image.fromarray(values), "PNG", reading=Reading(4000))
     pixels = noise(SIZE, SIZE)
     assert (decoded(Image.fromarray(pixels), channels=1, reading=Reading(4095))[0] == pixels).all()
@@ -226,3 +226,13 @@ def test_crop_is_that_of_adm(size):
             image = Image.fromarray(noise(height, width, 3, seed=width))
             ours = decode(saved(image, "BMP"), "x", Decoding(size, 3))
             assert (ours.transpose(1, 2, 0) == adm_crop(image, size)).all(), (width, height)
+
+
+def test_negative_values_are_told_to_be_shifted_and_no_value_of_white():
+    """As signed TIFFs of CT have them."""
+    values = np.arange(-100, -36, dtype=np.int16).reshape(8, 8)
+    file = io.BytesIO()
+    Image.frombytes("I;16", (8, 8), values.tobytes()).save(file, "TIFF", tiffinfo={339: 2})
+    with raises_user_error("x", "-100 to -37", "shift and scale") as caught:
+        decode(io.BytesIO(file.getvalue()), "x", Decoding(8, 1))
+    assert "white" not in str(caught.value)

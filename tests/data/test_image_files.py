@@ -96,6 +96,28 @@ def test_paths_that_are_no_sets_of_images(tmp_path):
     fails(tmp_path / "cut.zip", "cut short")
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("data-00000-of-00001.arrow", ("HubDataset", "save_to_disk")),
+        ("train.parquet", ("HubDataset", "`files`")),
+        ("x.npz", "PNGs"),
+        ("x.npy", "PNGs"),
+        ("x.mat", "PNGs"),
+        ("data.mdb", ("LMDB", "PNGs")),
+        ("x.tfrecord-00000-of-00010", "PNGs"),
+        ("train-images-idx3-ubyte.gz", ("MNIST", "HubDataset")),
+        ("train-images.idx3-ubyte", ("MNIST", "HubDataset")),
+    ],
+)
+def test_data_sets_of_other_formats_are_told_what_to_do(tmp_path, name, words):
+    for file in (tmp_path / name, tmp_path / "set" / name):
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(b"not looked at")
+    fails(tmp_path / name, name, *([words] if isinstance(words, str) else words))
+    fails(tmp_path / "set", name, *([words] if isinstance(words, str) else words))
+
+
 def test_indices(tmp_path):
     folder = tree(tmp_path / "data", [f"{i:03}.png" for i in range(150)])
     for path in (folder, write_zip(folder, tmp_path / "data.zip"), write_tar(folder, tmp_path / "data.tar")):

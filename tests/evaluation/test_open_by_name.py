@@ -105,11 +105,11 @@ def test_a_configuration_without_a_size_takes_it_from_its_images(forms, images):
 def test_images_of_many_sizes_are_refused_or_cropped(forms, images):
     image = Image.fromarray(images[0].permute(1, 2, 0).numpy())
     image.resize((20, 24)).save(forms / "folder" / "z.png")
-    with raises_user_error("1 of 13", "z.png", "20x24", "16x16", "--image-size"):
+    with raises_user_error("1 of 13", "z.png", "20x24", "16x16", "`image_size`"):
         open_images(str(forms / "folder"), 3)
     assert open_images(str(forms / "folder"), 3, 16).read(range(13)).shape == (13, 3, 16, 16)
     image.resize((20, 24)).save(forms / "folder" / "0.png")
-    with raises_user_error("0.png", "20x24", "--image-size"):
+    with raises_user_error("0.png", "20x24", "`image_size`"):
         open_images(str(forms / "folder"), 3)
 
 
@@ -201,7 +201,7 @@ def test_reports_say_which_images_were_the_test_images(forms, images):
 
 @pytest.mark.parametrize("name", ["digits", str(ROOT / "configs" / "digits.yaml")])
 def test_test_images_beside_a_data_set_that_has_its_own_are_refused(name):
-    with raises_user_error("--test elsewhere"):
+    with raises_user_error("`test` elsewhere"):
         open_data(name, "elsewhere", 8, 1)
 
 

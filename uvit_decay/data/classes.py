@@ -68,7 +68,7 @@ def _find_number(word: str, names: Sequence[str]) -> int:
             return names.index(word)
         number = int(word)
         if not 0 <= number < len(names):
-            raise UserError(f"--classes {word}: this checkpoint has the classes 0 to {len(names) - 1}")
+            raise UserError(f"`classes` {word}: this checkpoint has the classes 0 to {len(names) - 1}")
         return number
     found = []
     known: set[str] = set()
@@ -81,13 +81,13 @@ def _find_number(word: str, names: Sequence[str]) -> int:
         return found[0]
     if found:
         listed = ", ".join(f"{number} ({names[number]})" for number in found)
-        raise UserError(f"--classes {word}: {len(found)} classes have this name: {listed}; give the number")
+        raise UserError(f"`classes` {word}: {len(found)} classes have this name: {listed}; give the number")
     close = get_close_matches(word.casefold(), sorted(known), SHOWN)
     if close:
         hint = f"did you mean {' or '.join(close)}?"
     else:
         hint = f"its classes are {', '.join(in_words(names)[:SHOWN])} ..."
-    raise UserError(f"--classes {word}: this checkpoint has no class of this name or number; {hint}")
+    raise UserError(f"`classes` {word}: this checkpoint has no class of this name or number; {hint}")
 
 
 @cache

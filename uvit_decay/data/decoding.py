@@ -211,7 +211,7 @@ def check_size(image: Image.Image, name: str, size: int) -> None:
     """Raise a UserError unless an image is size x size."""
     width, height = image.size
     if (width, height) != (size, size):
-        hint = "to crop all images to one size, add --image-size N"
+        hint = "to crop all images to one size, set `image_size`"
         raise UserError(f"{name}: {width}x{height}, not {size}x{size}; {hint}")
 
 
@@ -300,8 +300,10 @@ def _reduce_levels(image: Image.Image, reading: Reading) -> Image.Image:
         top = 1.0 if image.mode == "F" else 65535
     inside = (values >= 0) & (values <= top)  # False for NaN
     if not inside.all():  # clipping would turn floats 0..255 white
-        found = f"values {values.min()} to {values.max()} in mode {image.mode}"
-        raise ValueError(f"{found}, expected 0 to {top}; train.py takes the value of white from --data.white")
+        found = f"values {values.min()} to {values.max()} in mode {image.mode}, expected 0 to {top}"
+        if values.min() < 0:
+            raise ValueError(f"{found}; shift and scale the values of all images to 0 to {65535 if top > 1 else 1}")
+        raise ValueError(f"{found}; `white` is the value of white")
     grey = np.rint(values * (255 / top)).astype(np.uint8)
     if "transparency" in image.info and reading.on_white:  # PNG: the one grey value that is transparent
         grey[values == image.info["transparency"]] = 255

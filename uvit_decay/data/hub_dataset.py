@@ -143,11 +143,11 @@ class HubDataset(Images):
     ) -> None:
         super().__init__(path, holdout=holdout, **options)
         if self.test_path is not None or self.classes is not None:
-            raise UserError("HubDataset has neither --data.test_path nor --data.classes; set --data.test_split")
+            raise UserError("HubDataset has neither `test_path` nor `classes`; set `test_split`")
         if (self.labels, self.test_labels, self.name_column) != (AUTO, AUTO, None):
             raise UserError("HubDataset has neither `labels` nor `test_labels` nor `name_column`; set `label_column`")
         if test_files is not None and (files is None or test_split is not None):
-            raise UserError("--data.test_files needs --data.files, and no --data.test_split")
+            raise UserError("`test_files` needs `files`, and no `test_split`")
         self.split = split
         self.test_split = test_split
         self.subset = subset
@@ -182,7 +182,7 @@ class HubDataset(Images):
 
     def _open(self, split: str, files: str | list[str] | None) -> HubListing:
         """Open a split and list its images with their labels."""
-        with explain("--data HubDataset needs the library datasets", ImportError, hint="pip install datasets"):
+        with explain("HubDataset needs the library datasets", ImportError, hint="pip install datasets"):
             from datasets import Image
 
         rows = load_split(self.path, split, self.subset, files)
@@ -191,7 +191,7 @@ class HubDataset(Images):
             rows = rows.flatten()  # json.label for the label in a JSON file
         image_column, label_column = self._choose_columns(rows, where)
         if len(rows) == 0:
-            raise UserError(f"{where} has no images; set another --data.split")
+            raise UserError(f"{where} has no images; set another `split`")
         labels, class_names = self._labels(rows, label_column, where)
         rows = rows.select_columns([image_column]).cast_column(image_column, Image(decode=False))
         members, sizes = _names_and_sizes(rows, image_column, where)
@@ -226,13 +226,13 @@ class HubDataset(Images):
                 continue
             if column != default or len(others) != 1:
                 names = ", ".join(rows.features)
-                raise UserError(f"{where}: no column {column}; set --data.{flag} to one of {names}")
+                raise UserError(f"{where}: no column {column}; set `{flag}` to one of {names}")
             columns[flag] = others[0]
-            rank_zero_info(f"{where}: no column {column}, --data.{flag} {others[0]} is taken")
+            rank_zero_info(f"{where}: no column {column}, `{flag}` {others[0]} is taken")
         image_column = columns["image_column"]
         if image_column not in pictures:
             name = type(rows.features[image_column]).__name__
-            raise UserError(f"{where}: column {image_column} has {name}, not images; set --data.image_column")
+            raise UserError(f"{where}: column {image_column} has {name}, not images; set `image_column`")
         return image_column, columns["label_column"]
 
     def _labels(self, rows: Dataset, column: str | None, where: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
@@ -246,13 +246,13 @@ class HubDataset(Images):
         if isinstance(kind, ClassLabel):
             names = tuple(kind.names)
             if not all(isinstance(value, int) and 0 <= value < len(names) for value in values):
-                raise UserError(f"{where}: images without a label; set another split, or --data.label_column null")
+                raise UserError(f"{where}: images without a label; set another split, or `label_column` null")
             labels = tuple(values)
         elif self.files is not None:
             return number_labels(values, f"{where}, column {column}")
         else:
             if not all(isinstance(value, int | str) for value in values):
-                raise UserError(f"{where}: --data.label_column {column} has {kind}; set a column of names or numbers")
+                raise UserError(f"{where}: `label_column` {column} has {kind}; set a column of names or numbers")
             classes = sorted(set(values))
             rank = {value: label for label, value in enumerate(classes)}
             labels = tuple(rank[value] for value in values)
@@ -297,9 +297,7 @@ def _find_patterns(patterns: Sequence[str]) -> list[str]:
             if "://" not in part:
                 part = str(at_home(part))
                 if next(iglob(part, recursive=True), None) is None:
-                    raise UserError(
-                        f"{pattern}: no file {part}; set --data.files, or --data.test_files, to existing ones"
-                    )
+                    raise UserError(f"{pattern}: no file {part}; set `files`, or `test_files`, to existing ones")
             found.append(part)
     return found
 
@@ -334,14 +332,14 @@ def _load_saved(folder: Path, split: str, subset: str | None) -> Dataset:
         raise
     if isinstance(found, datasets.DatasetDict):
         if split not in found:
-            raise UserError(f"{folder} has no split {split}; set --data.split to one of {', '.join(found)}")
+            raise UserError(f"{folder} has no split {split}; set `split` to one of {', '.join(found)}")
         found = found[split]
     elif found.split is None and split != DEFAULT_SPLIT:
-        raise UserError(f"{folder} has no splits; leave out --data.split {split}, or --data.test_split")
+        raise UserError(f"{folder} has no splits; leave out `split` {split}, or `test_split`")
     elif found.split is not None and str(found.split) != split:
-        raise UserError(f"{folder} is the split {found.split}; set --data.split {found.split}")
+        raise UserError(f"{folder} is the split {found.split}; set `split` {found.split}")
     if subset not in (None, found.config_name):
-        raise UserError(f"{folder} has no subsets; leave out --data.subset {subset}")
+        raise UserError(f"{folder} has no subsets; leave out `subset` {subset}")
     return found
 
 

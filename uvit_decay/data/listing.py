@@ -29,9 +29,9 @@ HEIF = (".heic", ".heics", ".heif", ".heifs", ".hif")  # read where pillow-heif 
 MOST_KINDS = 5  # extensions in a message
 PNGS = "write its pictures as PNGs, in a folder for each class"
 OTHER_SETS = {  # names of files that hold data sets, and what to do with them
-    r"(dataset_dict|dataset_info|state)\.json|.*\.arrow": "read the folder of save_to_disk with --data HubDataset",
-    r".*\.parquet": "read it with --data HubDataset, `path` parquet and `files` 'FOLDER/*.parquet'",
-    r".*idx\d-ubyte(\.gz)?": "read MNIST with --data HubDataset and `path` ylecun/mnist, or " + PNGS,
+    r"(dataset_dict|dataset_info|state)\.json|.*\.arrow": "read the folder of save_to_disk with HubDataset",
+    r".*\.parquet": "read it with HubDataset, `path` parquet and `files` 'FOLDER/*.parquet'",
+    r".*idx\d-ubyte(\.gz)?": "read MNIST with HubDataset and `path` ylecun/mnist, or " + PNGS,
     r".*\.(npz|npy|mat|h5|hdf5|pkl|pickle|pt)": PNGS,
     r".*\.mdb": f"this is LMDB; {PNGS}",
     r".*\.tfrecords?(-\d+-of-\d+)?": f"this is TensorFlow's; {PNGS}",

@@ -41,12 +41,12 @@ def open_data(name: str, test: str | None, image_size: int, channels: int, clean
     if name in SETS or name.endswith((".yaml", ".yml")):
         if test:
             own = "has its own test images" if name in SETS else "takes them from its test_path"
-            raise UserError(f"--test {test}: {name} {own}; leave --test out")
+            raise UserError(f"`test` {test}: {name} {own}; leave it out")
         data = build_data(name, image_size)
     elif at_home(name).exists():
         data = _build_folder_data(name, test, image_size, channels, clean)
     else:
-        raise UserError(f"--data {name} does not exist: give {', '.join(SETS)}, a configuration, or class folders")
+        raise UserError(f"`data` {name} does not exist: give {', '.join(SETS)}, a configuration, or class folders")
     data.setup()
     if (data.image_size, data.channels) != (image_size, channels):
         actual = f"{data.image_size}x{data.image_size}x{data.channels}"

@@ -56,7 +56,7 @@ def size_of(listing: Listing) -> int:
     with listing.open() as fetch, open_image(fetch(0), name) as image:
         width, height = image.size
     if width != height:
-        raise UserError(f"{listing.path}: {name} is {width}x{height}, not square; to crop all, add --image-size N")
+        raise UserError(f"{listing.path}: {name} is {width}x{height}, not square; to crop all, set `image_size`")
     return width
 
 
