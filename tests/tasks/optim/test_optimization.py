@@ -105,8 +105,8 @@ def test_last_layers_of_branches_have_the_rate_over_their_gain(options):
     assert Optimization(rate_over_gain=True).groups(net, 1.0)[0]["lr"] == 1.0  # the one that is logged
     with raises_user_error("rate_over_gain", "MAE"):
         Optimization(rate_over_gain=True).groups(small_mae(schedule="rezero", alpha_min=1.0), 1.0)
-    for weights in (0.0, -0.9, (1.0, 0.0), (1.0, -1.0)):
-        net = small_mae(schedule=[1.0, 1.0, 1.0, weights], alpha_min=1.0)
+    for weights in ((0.0, 1.0), (-0.9, 1.0), (1.0, 0.0), (1.0, -1.0)):
+        net = small_mae(schedule=[*[(1.0, 1.0)] * 3, weights], alpha_min=1.0)
         with raises_user_error("alphas", "betas", "rate_over_gain"):
             Optimization(rate_over_gain=True).groups(net, 1.0)
 
