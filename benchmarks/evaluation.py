@@ -20,7 +20,7 @@ from torch_fidelity import feature_extractor_inceptionv3 as inception
 from benchmarks.cases import Agreement, Case, Compared, Setting
 from benchmarks.measuring import model_flops
 from uvit_decay.encoders import Inception
-from uvit_decay.evaluation.generation import Comparison
+from uvit_decay.evaluation.comparison import Comparison
 from uvit_decay.evaluation.metric_table import MetricOptions
 from uvit_decay.evaluation.open_by_name import open_images
 from uvit_decay.pictures import save_pngs

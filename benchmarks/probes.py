@@ -15,7 +15,7 @@ from benchmarks.cases import Agreement, Case, Compared, Setting
 from uvit_decay.checkpoint import load
 from uvit_decay.data.named import open_data
 from uvit_decay.representations.logistic import HELD_OUT, L2_GRID, logistic_grid
-from uvit_decay.representations.options import TIMES, Probing
+from uvit_decay.representations.probe_options import TIMES, Probing
 from uvit_decay.representations.probing import Prober
 
 CHECKPOINT = Path(__file__).parent.parent / "checkpoints" / "digits.safetensors"

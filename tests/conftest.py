@@ -36,7 +36,7 @@ from uvit_decay.encoders import SmallClassifier, small_classifier
 from uvit_decay.encoders.table import EXTRACTORS
 from uvit_decay.evaluation.metric_table import METRICS
 from uvit_decay.nn import MAE, ResNet, SiT, UViT, ViT
-from uvit_decay.representations.protocols import PROTOCOLS
+from uvit_decay.representations.probe_protocols import PROTOCOLS
 from uvit_decay.runtime.program import NUMBERS
 from uvit_decay.tasks import DiffusionTask
 from uvit_decay.tasks.base import Optimization

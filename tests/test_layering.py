@@ -22,7 +22,8 @@ FORBIDDEN = {
     "diffusion": (ISLANDS | ABOVE | {"decay"}) - {"diffusion"},
     "data": (ISLANDS | ABOVE | {"decay"}) - {"data"},
     "metrics": (ISLANDS | ABOVE | {"decay"}) - {"metrics"},
-    "encoders": ABOVE - {"encoders", "checkpoint", "generation", "runs"} | {"metrics", "representations", "decay"},
+    "encoders": ABOVE - {"encoders", "checkpoint", "generation", "runs"}
+    | {"data", "metrics", "representations", "decay"},
     "representations": {"evaluation", "tasks", "callbacks", "compare", "doctor", "commands", "decay", "hub"},
     "compare": (ISLANDS | ABOVE | {"decay"}) - {"compare", "evaluation", "runs"},  # reads the table of metrics
     "runs": (ISLANDS | ABOVE | {"decay"}) - {"runs", "data", "checkpoint"},

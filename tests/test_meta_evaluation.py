@@ -28,10 +28,9 @@ from uvit_decay.metrics.precision_recall import precision_recall
 from uvit_decay.representations.classification import Classifying
 from uvit_decay.representations.logistic import fit_accuracy
 from uvit_decay.representations.noise import measure_noise_share
-from uvit_decay.representations.options import Classification, Probing
+from uvit_decay.representations.probe_options import Classification, Probing
+from uvit_decay.representations.probe_protocols import PROTOCOLS, Cells
 from uvit_decay.representations.probing import Prober
-from uvit_decay.representations.protocols import PROTOCOLS
-from uvit_decay.representations.recipes import Cells
 from uvit_decay.representations.reconstruction import Reconstructor
 from uvit_decay.runtime.distributed import Processes
 
@@ -70,8 +69,8 @@ def test_features_of_probes_wait_once_a_batch_and_fits_once_an_iteration(digits,
         f"logistic.py of: {SEEN}": 1,  # eigenvectors, of all layers at once
         f"logistic.py minimise: {NUMBER}": 12,  # has it converged?
         f"logistic.py logistic_grid: {TO_HOST}": 2,
-        f"recipes.py _prepare_votes: {TO_DEVICE}": 1,
-        f"recipes.py paper: {TO_DEVICE}": 1,
+        f"probe_protocols.py _prepare_votes: {TO_DEVICE}": 1,
+        f"probe_protocols.py paper: {TO_DEVICE}": 1,
         f"knn.py vote: {NUMBER}": 2 * cells,
         f"knn.py centre: {TO_DEVICE}": cells,  # their mean
         f"knn.py knn_accuracy: {TO_HOST}": 2,
@@ -101,7 +100,7 @@ def test_reconstructions_wait_once_a_batch():
     reconstruct = Reconstructor(small_mae().to(META).eval())
     found, images = waits_of(lambda: reconstruct(there(2, 1, 8, 8), [0, 1]))
     assert images.device == META
-    assert found == {f"io.py to_uint8: {NUMBER}": 3}
+    assert found == {f"pictures.py to_uint8: {NUMBER}": 3}
 
 
 def test_classifiers_of_features_wait_once_an_epoch_or_iteration():
@@ -178,7 +177,7 @@ def test_autoencoders_wait_for_the_check_of_decoded_images(vae):
     assert (moments.device, moments.shape, found) == (META, (2, 8, 8, 8), {})
     found, decoded = waits_of(lambda: autoencoder.decode(autoencoder.space.mean(moments)))
     assert (decoded.device, decoded.shape) == (META, images.shape)
-    assert found == {f"io.py to_uint8: {NUMBER}": 1}
+    assert found == {f"pictures.py to_uint8: {NUMBER}": 1}
 
 
 def test_crops_and_erased_rectangles_never_wait():

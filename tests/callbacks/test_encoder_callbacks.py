@@ -13,7 +13,7 @@ from small_mae import mae_task
 from uvit_decay import checkpoint
 from uvit_decay.callbacks import LinearProbes, Preview, Reconstructions
 from uvit_decay.data import Digits
-from uvit_decay.representations.options import Probing
+from uvit_decay.representations.probe_options import Probing
 from uvit_decay.representations.probing import Prober
 from uvit_decay.runs import history
 from uvit_decay.runtime.distributed import Processes

@@ -8,19 +8,10 @@ import torch
 from evaluations import evaluate, refused
 from refusals import find_line, raises_user_error
 from safetensors.torch import save_file
+from timm_weights import NAME, weights
 
 from uvit_decay.encoders.timm_models import timm_vit
 from uvit_decay.nn.intermediates import pooled
-
-NAME = "test_vit"  # of timm's own tests: 160 px, 64 wide, 6 deep
-
-
-def weights(name=NAME, **options):
-    torch.manual_seed(0)
-    model = timm.create_model(name, **options).eval()
-    for value in model.parameters():
-        torch.nn.init.normal_(value, std=0.05)
-    return model
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from uvit_decay.data.listing import list_images
 from uvit_decay.data.named import open_data
 from uvit_decay.data.reading import OnDisk
 from uvit_decay.encoders.table import FeatureOptions
-from uvit_decay.evaluation.generation import open_reference
+from uvit_decay.evaluation.comparison import open_reference
 from uvit_decay.evaluation.image_sources import DatasetImages
 from uvit_decay.evaluation.open_by_name import open_images
 from uvit_decay.pictures import save_npz, save_pngs, to_pil

@@ -5,8 +5,8 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from uvit_decay.evaluation.comparison import Comparison, are_same_classes
 from uvit_decay.evaluation.feature_store import FeatureStore
-from uvit_decay.evaluation.generation import Comparison, are_same_classes
 from uvit_decay.evaluation.report import _measure_coverage
 from uvit_decay.evaluation.statistics_file import Reference
 

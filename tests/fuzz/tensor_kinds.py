@@ -19,8 +19,8 @@ from uvit_decay.checkpoint import load, read_training_checkpoint
 from uvit_decay.checkpoint.convert import export_file, import_official
 from uvit_decay.data import Latents
 from uvit_decay.encoders import DINOv2, Inception, SmallClassifier
+from uvit_decay.evaluation.comparison import open_reference
 from uvit_decay.evaluation.feature_store import FeatureStore
-from uvit_decay.evaluation.generation import open_reference
 from uvit_decay.evaluation.open_by_name import open_images
 from uvit_decay.evaluation.statistics_file import save_statistics
 from uvit_decay.latents.autoencoder import Autoencoder

@@ -5,9 +5,9 @@ from image_noise import tree
 from refusals import raises_user_error
 
 from uvit_decay.data import Images
-from uvit_decay.representations.checks import check_data
-from uvit_decay.representations.options import Probing
-from uvit_decay.representations.protocols import GridProtocol, find_protocol
+from uvit_decay.representations.probe_options import Probing
+from uvit_decay.representations.probe_protocols import GridProtocol, find_protocol
+from uvit_decay.representations.probing import check_data
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,10 @@ from refusals import raises_user_error
 
 from uvit_decay.diffusion.noise_path import VP
 from uvit_decay.nn.intermediates import Layer, pooled
-from uvit_decay.representations.checks import check_probed, choose_images
 from uvit_decay.representations.grid import SCORES
-from uvit_decay.representations.options import TIMES, Probing
-from uvit_decay.representations.probing import Prober
-from uvit_decay.representations.protocols import PROTOCOLS, GridProtocol
+from uvit_decay.representations.probe_options import TIMES, Probing
+from uvit_decay.representations.probe_protocols import PROTOCOLS, GridProtocol
+from uvit_decay.representations.probing import Prober, check_probed, choose_images
 from uvit_decay.runtime.distributed import Processes
 
 CPU = torch.device("cpu")

@@ -16,7 +16,7 @@ from uvit_decay.diffusion.noise_path import Linear
 from uvit_decay.nn import Layer
 from uvit_decay.representations import measure_noise_share, noise_share
 from uvit_decay.representations.noise import NOISE_SCORES, NoiseSums
-from uvit_decay.representations.options import Probing
+from uvit_decay.representations.probe_options import Probing
 from uvit_decay.runs import history
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.random import normal, subset

@@ -10,13 +10,12 @@ from evaluations import evaluate, refused
 from refusals import find_line
 
 from uvit_decay.diffusion.noise_path import VP
-from uvit_decay.representations import recipes
-from uvit_decay.representations.checks import choose_images
+from uvit_decay.representations import probe_protocols
 from uvit_decay.representations.linear_probes import DDAE, REPA, accuracies
-from uvit_decay.representations.options import Alignment, Probing
-from uvit_decay.representations.probing import Prober
-from uvit_decay.representations.protocols import PROTOCOLS
-from uvit_decay.representations.reference import Neighbourhood, Reference, cknna
+from uvit_decay.representations.probe_options import Alignment, Probing
+from uvit_decay.representations.probe_protocols import PROTOCOLS
+from uvit_decay.representations.probing import Prober, choose_images
+from uvit_decay.representations.reference import Neighbourhood, ReferenceFeatures, cknna
 from uvit_decay.runtime.distributed import Processes
 
 CPU = torch.device("cpu")
@@ -36,7 +35,7 @@ def pixels(data, count=60, rows=None):
     rows = list(range(count)) if rows is None else rows
     chosen = choose_images(Probing(**SMALL), data)[1]
     x = data.test.images[[chosen[row] for row in rows]].flatten(1).float()
-    return Reference(x, rows, {"checkpoint": "pixels", "images": len(rows), "neighbours": 10})
+    return ReferenceFeatures(x, rows, {"checkpoint": "pixels", "images": len(rows), "neighbours": 10})
 
 
 def test_every_pass_of_ddae_has_noise_of_its_own_and_the_first_is_that_of_the_others(digits):
@@ -67,7 +66,7 @@ def test_repa_is_a_probe_of_one_noise_an_image_and_an_alignment_of_each_cell(dig
 
 @pytest.mark.parametrize("protocol", ["paper", "ddae", "repa"])
 def test_draws_are_averaged_with_their_spread_and_the_first_is_the_single_one(digits, protocol, tmp_path, monkeypatch):
-    monkeypatch.setattr(recipes, "DDAE", replace(DDAE, lr=0.1))  # learns something of so few images
+    monkeypatch.setattr(probe_protocols, "DDAE", replace(DDAE, lr=0.1))  # learns something of so few images
     options = {"protocol": protocol, "seed": 3} | ({} if protocol == "paper" else {"epochs": 3})
     reference = pixels(digits) if protocol == "repa" else None
     three, one = (grid_of(digits, reference, draws=draws, **options) for draws in (3, 1))

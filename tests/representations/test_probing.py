@@ -16,9 +16,8 @@ from uvit_decay.diffusion.noise_path import VP
 from uvit_decay.nn.intermediates import HasIntermediates, Layer
 from uvit_decay.pictures import to_float
 from uvit_decay.representations import features, probing
-from uvit_decay.representations.checks import choose_images
-from uvit_decay.representations.options import Probing
-from uvit_decay.representations.probing import Prober
+from uvit_decay.representations.probe_options import Probing
+from uvit_decay.representations.probing import Prober, choose_images
 from uvit_decay.representations.rank import spectrum_entropy
 from uvit_decay.runtime.distributed import Processes
 

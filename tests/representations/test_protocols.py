@@ -15,14 +15,13 @@ from sklearn.preprocessing import StandardScaler
 from uvit_decay.commands.features import ProbedOptions
 from uvit_decay.data import Digits
 from uvit_decay.diffusion.noise_path import VP
-from uvit_decay.encoders.networks import ProbedNetwork, open_probed_data
-from uvit_decay.representations import recipes
-from uvit_decay.representations.checks import choose_images
+from uvit_decay.encoders.networks import ProbedNetwork
+from uvit_decay.representations import probe_protocols
 from uvit_decay.representations.classification import Classifying
 from uvit_decay.representations.linear_probes import IN100, accuracies
-from uvit_decay.representations.options import Classification
-from uvit_decay.representations.protocols import PROTOCOLS, PointProtocol
-from uvit_decay.representations.recipes import Cells, draw_shots
+from uvit_decay.representations.probe_options import Classification
+from uvit_decay.representations.probe_protocols import PROTOCOLS, Cells, PointProtocol, draw_shots
+from uvit_decay.representations.probing import choose_images, open_probed_data
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.random import normal
 
@@ -50,7 +49,7 @@ def outcome_of(protocol, cells, **options):
 
 
 def test_the_linear_probe_has_the_accuracy_of_its_last_pass_and_the_best_on_test(pixels, monkeypatch):
-    monkeypatch.setattr(recipes, "IN100", replace(IN100, batch_size=500))
+    monkeypatch.setattr(probe_protocols, "IN100", replace(IN100, batch_size=500))
     passes = replace(IN100, epochs=7, batch_size=500, seed=3).passes(pixels.train, pixels.labels, 10, CPU)
     each = [float(accuracies(models, pixels.test, pixels.test_labels, CPU)) for models in passes]
     values, chosen = outcome_of("in100-linear", pixels, epochs=7, seed=3)

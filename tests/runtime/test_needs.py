@@ -5,7 +5,7 @@ from refusals import raises_user_error
 
 from uvit_decay.callbacks import EMA
 from uvit_decay.diffusion.prediction import TrainingTimes
-from uvit_decay.representations.options import Classification
+from uvit_decay.representations.probe_options import Classification
 from uvit_decay.tasks import REPA
 from uvit_decay.tasks.optim.options import Optimization
 

@@ -19,8 +19,8 @@ from uvit_decay.data import ImageData
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.encoders.extractors import Extractor
 from uvit_decay.encoders.table import FeatureOptions
-from uvit_decay.evaluation.cache import prepare_extractor
-from uvit_decay.evaluation.generation import MOST_REFERENCE, Comparison, open_reference
+from uvit_decay.evaluation.comparison import MOST_REFERENCE, Comparison, open_reference
+from uvit_decay.evaluation.extractor_cache import prepare_extractor
 from uvit_decay.evaluation.image_sources import DatasetImages, GeneratedImages, ImageSource, choose_reference
 from uvit_decay.evaluation.metric_table import CONSISTENCY, MetricOptions, summary
 from uvit_decay.evaluation.report import remarks

@@ -11,11 +11,10 @@ from uvit_decay.callbacks.ema import evaluation_weights
 from uvit_decay.callbacks.periodic import Periodic, record
 from uvit_decay.data import ImageData
 from uvit_decay.nn.intermediates import Pool, layer_indices
-from uvit_decay.representations.checks import check_probed, choose_images, default_layer
 from uvit_decay.representations.grid import PROBES_PICTURE, Grid
 from uvit_decay.representations.noise import NOISE_PICTURE, NoiseTable, measure_noise_share, remove_noise_tables
-from uvit_decay.representations.options import Probing
-from uvit_decay.representations.probing import Prober
+from uvit_decay.representations.probe_options import Probing
+from uvit_decay.representations.probing import Prober, check_probed, choose_images, default_layer
 from uvit_decay.runs.history import PROBES, name_run
 from uvit_decay.runs.loggers import log_picture
 from uvit_decay.runtime.distributed import Processes

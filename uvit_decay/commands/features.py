@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from uvit_decay.commands.generation import check_ending
 from uvit_decay.generation.options import LoadingOptions, PrecisionOption
-from uvit_decay.representations.options import NOISE_ALONE, Alignment, Classification, Probing, Reconstruction
+from uvit_decay.representations.probe_options import NOISE_ALONE, Alignment, Classification, Probing, Reconstruction
 from uvit_decay.runtime.errors import UserError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class ProbedOptions:
             data: the opened `data`.
             settings: the settings, as a part of the name.
         """
-        from uvit_decay.evaluation.cache import hash_metadata
+        from uvit_decay.evaluation.extractor_cache import hash_metadata
 
         test = f"-{Path(self.test).stem}" if self.test else ""
         paths = [str(Path(path).resolve()) for path in (self.ckpt, self.test or "")]
@@ -71,12 +71,11 @@ def probe(
     """
     from uvit_decay.commands.opening import claim_outputs, open_program
     from uvit_decay.data.named import describe_data
-    from uvit_decay.encoders.networks import open_network, open_probed_data
-    from uvit_decay.representations.checks import check_probed, choose_images
+    from uvit_decay.encoders.networks import open_network
     from uvit_decay.representations.noise import measure_noise_share
-    from uvit_decay.representations.probing import Prober
-    from uvit_decay.representations.protocols import GridProtocol, find_protocol
-    from uvit_decay.representations.reference import open_reference
+    from uvit_decay.representations.probe_protocols import GridProtocol, find_protocol
+    from uvit_decay.representations.probing import Prober, check_probed, choose_images, open_probed_data
+    from uvit_decay.representations.reference import open_reference_network
     from uvit_decay.runtime.files import remove_remains
     from uvit_decay.runtime.precision import chosen_precision
 
@@ -98,7 +97,7 @@ def probe(
         settings = f"{probing.name}{_suffix(precision)}"
         reference = None
         if needs_reference:
-            reference = open_reference(network, probing, alignment, loading.trust, device, precision)
+            reference = open_reference_network(network, probing, alignment, loading.trust, device, precision)
             settings += f"-{reference.network.name}{alignment.name}"
         out = out or Path("probes", probed.name_result(network, data, settings))
         with claim_outputs(out, processes=processes, folder=True):
@@ -158,8 +157,9 @@ def classify(
     check_ending("--out", out, ".json")
 
     from uvit_decay.commands.opening import claim_outputs, open_program
-    from uvit_decay.encoders.networks import open_network, open_probed_data
+    from uvit_decay.encoders.networks import open_network
     from uvit_decay.representations.classification import Classifying, format_report
+    from uvit_decay.representations.probing import open_probed_data
     from uvit_decay.runtime.precision import chosen_precision
     from uvit_decay.runtime.validation import write_json
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from uvit_decay.encoders.extractors import Extractor
-    from uvit_decay.evaluation.generation import Comparison
+    from uvit_decay.evaluation.comparison import Comparison
     from uvit_decay.evaluation.image_sources import GeneratedImages, ImageSource
     from uvit_decay.runtime.distributed import Processes
 
@@ -56,8 +56,8 @@ def _prepare(
         name: name of the reference.
         reference: images of the reference; None for statistics.
     """
-    from uvit_decay.evaluation.cache import prepare_extractor
-    from uvit_decay.evaluation.generation import MOST_REFERENCE
+    from uvit_decay.evaluation.comparison import MOST_REFERENCE
+    from uvit_decay.evaluation.extractor_cache import prepare_extractor
     from uvit_decay.evaluation.image_sources import choose_reference
 
     training = None
@@ -194,7 +194,7 @@ def generation(
     _check_samples(samples, ckpt, num, save_samples, sampling)
 
     from uvit_decay.commands.opening import open_program, tell_what_was_read
-    from uvit_decay.evaluation.generation import Comparison, open_reference
+    from uvit_decay.evaluation.comparison import Comparison, open_reference
     from uvit_decay.evaluation.image_sources import choose_reference
     from uvit_decay.evaluation.open_by_name import open_images
     from uvit_decay.evaluation.report import write_reports

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -22,9 +22,6 @@ from uvit_decay.runs.history import name_run, run_of
 from uvit_decay.runtime.errors import UserError, check_whole
 from uvit_decay.runtime.files import at_home
 from uvit_decay.runtime.typed import check_types
-
-if TYPE_CHECKING:  # timm is slow to import, and data are Lightning's
-    from uvit_decay.data import ImageData
 
 Interpolation = Literal["bilinear", "bicubic"]
 PIXELS = "pixels:"  # pixels:32x32x3
@@ -117,33 +114,6 @@ def _open_timm(name: str, size: int | None) -> ProbedNetwork:
         return ProbedNetwork(timm_vit(model, None, size), model, model, about)
     net = timm_vit(model, at_home(file), size)
     return ProbedNetwork(net, f"{model}-{Path(file).stem}", model, about)
-
-
-def open_probed_data(network: ProbedNetwork, data: str | None, test: str | None) -> ImageData:
-    """Open the data on which a network's features are evaluated.
-
-    Args:
-        network: the network.
-        data: name of the data as in `open_data`; None for the data that the network was trained on.
-        test: path of test images; None for the data's own.
-
-    Raises:
-        UserError: no data is named and the training data cannot be opened by its name, or the data does not fit.
-    """
-    from uvit_decay.data.named import SETS, open_data
-
-    if data is None and network.data not in SETS:
-        if not network.data:
-            raise UserError(f"{network.name} needs images: name them with --data")
-        raise UserError(f"{network.name} was trained on {network.data}: name this data, or other data, with --data")
-    net = network.net
-    opened = open_data(data or network.data, test, net.image_size, net.channels, network.is_encoder)
-    if data is None and network.fingerprint not in (None, opened.fingerprint):
-        raise UserError(
-            f"{network.name} was trained on other images called {network.data}: name this data, or other data, with "
-            "--data"
-        )
-    return opened
 
 
 def fit_pictures(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from uvit_decay.encoders.extractors import Extractor
-from uvit_decay.evaluation.cache import lock
+from uvit_decay.evaluation.extractor_cache import lock
 from uvit_decay.evaluation.feature_store import FLOATS, FeatureStore
 from uvit_decay.evaluation.image_sources import ImageSource
 from uvit_decay.runtime.concurrency import read_ahead

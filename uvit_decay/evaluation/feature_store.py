@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from uvit_decay.encoders.extractors import Features
-from uvit_decay.evaluation.cache import hash_metadata
+from uvit_decay.evaluation.extractor_cache import hash_metadata
 from uvit_decay.evaluation.image_sources import SOURCE
 from uvit_decay.metrics.frechet import Moments, Statistics
 from uvit_decay.runtime.errors import UserError

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from uvit_decay.data.classes import in_words
+from uvit_decay.evaluation.comparison import Comparison, are_same_classes
 from uvit_decay.evaluation.extract import SHOWN
 from uvit_decay.evaluation.feature_store import FeatureStore
-from uvit_decay.evaluation.generation import Comparison, are_same_classes
 from uvit_decay.evaluation.image_sources import ImageSource
 from uvit_decay.evaluation.metric_table import format_title
 from uvit_decay.evaluation.report_html import Ceiling, Neighbours, Report, write_html

@@ -10,10 +10,9 @@ import torch
 
 from uvit_decay.encoders.networks import ProbedNetwork, final_norm
 from uvit_decay.nn.intermediates import Pool, check_pool, layer_indices
-from uvit_decay.representations.checks import check_data, check_network, choose_images, default_layer
-from uvit_decay.representations.options import TIME, Classification, Probing
-from uvit_decay.representations.probing import Prober
-from uvit_decay.representations.protocols import PointProtocol, find_protocol
+from uvit_decay.representations.probe_options import TIME, Classification, Probing
+from uvit_decay.representations.probe_protocols import PointProtocol, find_protocol
+from uvit_decay.representations.probing import Prober, check_data, check_network, choose_images, default_layer
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.precision import Precision

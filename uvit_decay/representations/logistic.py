@@ -3,7 +3,7 @@
     min_W  1/n sum_i [log sum_c exp(w_c . z_i) - w_(y_i) . z_i] + l2 / (2 n) |W|^2
 
 is scikit-learn's LogisticRegression with C = 1 / l2. The bias is not penalised. m = grid points, r = l2 penalties, n
-and n2 = training and test samples, d = features, k = classes. Weights are (m, r, k, d + 1), the bias last.
+and n2 = training and test samples, d = features, k = classes. ClassWeights are (m, r, k, d + 1), the bias last.
 The penalty and the best grid point are chosen on a held-out part of the training samples. The test set is only for the
 reported accuracy.
 """
@@ -33,7 +33,7 @@ CELLS = 8  # grid points in a chunk on a CPU: more exceed its caches, fewer have
 
 Cells = Float[Tensor, "m n d"]
 Labels = Int64[Tensor, " n"]
-Weights = Float[Tensor, "m r k d1"]
+ClassWeights = Float[Tensor, "m r k d1"]
 
 
 class Frame(NamedTuple):
@@ -117,7 +117,7 @@ class Logistic:
         self.start = torch.zeros_like(self.curvature)
         self.start[..., -1:] = frequency.log()
 
-    def gradient(self, w: Weights) -> Weights:
+    def gradient(self, w: ClassWeights) -> ClassWeights:
         """Return the gradient 1/n sum_i (p_i - onehot(y_i)) z_i + l2 / n w, p_i = softmax(W z_i), of the problem."""
         m, r, k, _ = w.shape
         flat = w.flatten(1, 2)
@@ -134,12 +134,12 @@ class Logistic:
 class CurvaturePair(NamedTuple):
     """A step s of L-BFGS, the change y of the gradient over it, and rho = 1 / (s . y), or 0 for an unusable pair."""
 
-    s: Weights
-    y: Weights
+    s: ClassWeights
+    y: ClassWeights
     rho: Float[Tensor, "m r 1 1"]
 
 
-def minimise(problem: Logistic, w: Weights, iterations: int, tolerance: float) -> Weights:
+def minimise(problem: Logistic, w: ClassWeights, iterations: int, tolerance: float) -> ClassWeights:
     """Minimise every (grid point, penalty) problem by preconditioned L-BFGS, with one gradient per iteration.
 
     There is no line search: a full step is taken, unless the slope at its end shows that it overshot by far. Such a

@@ -29,10 +29,10 @@ from torch import Tensor
 
 from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.nn.intermediates import HasIntermediates, Layer, layer_indices
-from uvit_decay.representations.checks import check_same_images
 from uvit_decay.representations.features import TokenReader, compute_rows
 from uvit_decay.representations.grid import draw_cells, list_cells, write_cells
-from uvit_decay.representations.options import Probing
+from uvit_decay.representations.probe_options import Probing
+from uvit_decay.representations.probing import check_same_images
 from uvit_decay.runs.history import NOISE_REPORT, NOISE_TABLE
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import UserError

@@ -17,7 +17,7 @@ from uvit_decay.latents.autoencoder import Autoencoder, decoder
 from uvit_decay.nn.embed import without_autocast
 from uvit_decay.pictures import to_float
 from uvit_decay.representations.features import TokenReader
-from uvit_decay.representations.options import Alignment, Probing
+from uvit_decay.representations.probe_options import Alignment, Probing
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import UserError, check_whole, require_shape
 from uvit_decay.runtime.precision import Precision
@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # data are Lightning's
 
 
 @dataclass(frozen=True)
-class Reference:
+class ReferenceFeatures:
     """Features of a reference network.
 
     Args:
@@ -68,7 +68,7 @@ class ReferenceNetwork:
         if not self.network.is_encoder or self.network.latents is not None:
             raise UserError(f"--reference {self.network.title}: not an encoder of clean pictures; choose one")
 
-    def features(self, data: ImageData, chosen: list[int], limit: int, processes: Processes) -> Reference:
+    def features(self, data: ImageData, chosen: list[int], limit: int, processes: Processes) -> ReferenceFeatures:
         """Extract features of test images on all processes.
 
         Args:
@@ -97,7 +97,7 @@ class ReferenceNetwork:
             norm=final_norm(net),
         )
         features = processes.broadcast(pooled[0, 0] if processes.is_main else None)
-        return Reference(features, rows, self._describe(len(rows)))
+        return ReferenceFeatures(features, rows, self._describe(len(rows)))
 
     def _describe(self, images: int) -> dict[str, Any]:
         """Return the description of the features of this number of images, for reports."""
@@ -118,7 +118,7 @@ class ReferenceNetwork:
         return fit_pictures(pictures, self.network.net, f"--reference {self.network.title}")
 
 
-def open_reference(
+def open_reference_network(
     probed: ProbedNetwork,
     probing: Probing,
     alignment: Alignment,

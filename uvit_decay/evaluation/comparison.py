@@ -10,8 +10,8 @@ from typing import Any, Literal
 import torch
 
 from uvit_decay.encoders.extractors import Extractor
-from uvit_decay.evaluation.cache import hash_metadata
 from uvit_decay.evaluation.extract import Extraction
+from uvit_decay.evaluation.extractor_cache import hash_metadata
 from uvit_decay.evaluation.feature_store import FeatureStore
 from uvit_decay.evaluation.image_sources import ArrayImages, ChosenImages, ImageSource, describe_file
 from uvit_decay.evaluation.metric_table import (

@@ -4,7 +4,7 @@ import torch
 from conftest import trained_once
 
 from uvit_decay.encoders import SmallClassifier
-from uvit_decay.evaluation.cache import cache_folder, prepare_extractor
+from uvit_decay.evaluation.extractor_cache import cache_folder, prepare_extractor
 from uvit_decay.evaluation.image_sources import DatasetImages, choose_reference
 from uvit_decay.runtime.distributed import Processes
 
