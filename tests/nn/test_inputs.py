@@ -9,7 +9,7 @@ import torch
 from refusals import raises_user_error
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from uvit_decay.nn import SiT, UViT
+from uvit_decay.nn import MAE, ResNet, SiT, UViT, ViT
 
 SIZES = {"image_size": 8, "patch_size": 4, "channels": 1, "dim": 8, "depth": 2, "heads": 2, "num_classes": 3}
 X, T, Y = torch.zeros(2, 1, 8, 8), torch.tensor([0.0, 1.0]), torch.tensor([0, 3])
@@ -26,6 +26,24 @@ def test_times_outside_of_the_unit_interval_are_refused_at_the_first_call(net, t
         net(X, t, Y)
     net(X, T, Y)
     net(X, t, Y)  # a later call does not wait for the device
+
+
+PLAIN = {name: SIZES[name] for name in SIZES if name != "num_classes"} | {"pixels": "unit"}
+NETWORKS = {
+    UViT: (SIZES, (T, Y)),
+    SiT: (SIZES, (T, Y)),
+    ViT: (SIZES | {"pixels": "unit"}, ()),
+    MAE: (PLAIN | {"decoder_dim": 8, "decoder_depth": 1, "decoder_heads": 2}, (torch.rand(2, 4),)),
+    ResNet: ({"image_size": 8, "channels": 1, "width": 4, "num_classes": 3, "pixels": "unit"}, ()),
+}
+
+
+@pytest.mark.parametrize("kind", NETWORKS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("size", [(2, 1, 16, 16), (2, 3, 8, 8)], ids=["size", "channels"])
+def test_images_of_another_size_are_refused(kind, size):
+    arguments, conditions = NETWORKS[kind]
+    with raises_user_error(kind.__name__, "x"):
+        kind(**arguments)(torch.zeros(size), *conditions)
 
 
 def test_the_note_of_the_first_call_is_in_copies_and_not_in_the_weights(net):

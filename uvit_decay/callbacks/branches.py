@@ -28,9 +28,9 @@ from uvit_decay.runs import history
 from uvit_decay.runs.folder import run_folder
 from uvit_decay.runs.history import BRANCHES
 from uvit_decay.runs.loggers import log_picture
-from uvit_decay.runtime.errors import UserError, check_whole, explain
+from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.files import replacing
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.runtime.typed import Positive, check_types
 from uvit_decay.tasks.base import Task
 from uvit_decay.tasks.parallel.sharding import full_tensor
 
@@ -196,8 +196,7 @@ class BranchNorms(Callback):
         every_n_steps: optimizer steps between measurements.
     """
 
-    def __init__(self, every_n_steps: int = 100) -> None:
-        check_whole(1, every_n_steps=every_n_steps)
+    def __init__(self, every_n_steps: Positive = 100) -> None:
         self.every_n_steps = every_n_steps
         self._observed: BranchTerms | None = None
         self._mixing: tuple[int, Tensor] | None = None  # the newest mixing matrix and its step

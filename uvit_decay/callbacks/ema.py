@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any
+from typing import Annotated, Any
 from weakref import ReferenceType, ref
 
 import torch
@@ -18,8 +18,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from uvit_decay.checkpoint.options import Weights
 from uvit_decay.runs.averages import ramped_decay
-from uvit_decay.runtime.errors import UserError, check_numbers
-from uvit_decay.runtime.typed import Needs, check_types
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.typed import Needs, Within, check_types
 from uvit_decay.tasks.base import Task
 from uvit_decay.tasks.finite import check_finite
 from uvit_decay.tasks.parallel.sharding import gather, local_shard, shard_like, unsharded_network
@@ -51,10 +51,12 @@ class EMA(Callback):
 
     NEEDS = {"ramp_steps": Needs("ramp", True)}
 
-    def __init__(self, decay: float = 0.9999, ramp: bool = True, ramp_steps: int | None = None) -> None:
-        check_numbers("[0, 1)", decay=decay)
-        if ramp_steps is not None:
-            check_numbers("[1, inf)", ramp_steps=ramp_steps)
+    def __init__(
+        self,
+        decay: Annotated[float, Within("[0, 1)")] = 0.9999,
+        ramp: bool = True,
+        ramp_steps: Annotated[int | None, Within("[1, inf)")] = None,
+    ) -> None:
         self.decay, self.ramp, self.ramp_steps = decay, ramp, ramp_steps
         self.updates = 0
         self.shadow: dict[str, Tensor] = {}

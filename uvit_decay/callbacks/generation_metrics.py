@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Annotated, Any
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info
@@ -33,8 +33,8 @@ from uvit_decay.pictures import to_uint8
 from uvit_decay.runs.history import GENERATION
 from uvit_decay.runs.stage import describe_early, finds_no_class, is_early
 from uvit_decay.runtime.distributed import Processes
-from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.typed import Bounds, Seed, check_types
 from uvit_decay.tasks.diffusion import DiffusionTask
 
 PER_CLASS = 20  # training images of a class below which no classifier is trained for the metrics
@@ -78,11 +78,11 @@ class GenerationMetrics(PeriodicSampling):
     def __init__(
         self,
         extractor: Extractor | str,
-        num: int = 5000,
+        num: Annotated[int, Bounds(1, MOST_IMAGES)] = 5000,
         reference: str | Path | None = None,
-        max_reference: int = MOST_REFERENCE,
-        seed: int = 1,
-        batch_size: int = 256,
+        max_reference: Annotated[int, Bounds(1, MOST_IMAGES)] = MOST_REFERENCE,
+        seed: Seed = 1,
+        batch_size: Annotated[int, Bounds(1, MOST_IMAGES)] = 256,
         allow_few: bool = False,
         metrics: list[str] | None = None,
         sampling: Sampling | None = None,
@@ -91,8 +91,6 @@ class GenerationMetrics(PeriodicSampling):
         every_n_epochs: int | None = None,
     ) -> None:
         super().__init__(sampling, every_n_steps, at_end, every_n_epochs)
-        check_whole(1, MOST_IMAGES, batch_size=batch_size, num=num, max_reference=max_reference)
-        check_whole(0, MOST_SEED, seed=seed)
         if isinstance(extractor, str):
             extractor = FeatureOptions(extractor).extractor(spatial=False)
         self.extractor = extractor

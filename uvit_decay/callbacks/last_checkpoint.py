@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
@@ -17,11 +17,10 @@ from uvit_decay.runs.checkpoints import LAST, NEXT, finish_rotation, rotate
 from uvit_decay.runs.folder import goes_on, run_folder
 from uvit_decay.runs.history import CHECKPOINTS
 from uvit_decay.runs.lightning_private import log_interrupted_step
-from uvit_decay.runtime.errors import check_whole
 from uvit_decay.runtime.files import quote_path, replacing
 from uvit_decay.runtime.program import localise
 from uvit_decay.runtime.signals import STOPS
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.runtime.typed import Bounds, Positive, check_types
 
 AGREE_EVERY = 10  # optimizer steps after which several ranks agree whether to stop
 
@@ -63,9 +62,12 @@ class LastCheckpoint(Checkpoint):
         keep_last: number of newest checkpoints to keep: last.ckpt, previous.ckpt, previous_2.ckpt and so on.
     """
 
-    def __init__(self, every_n_steps: int = 1000, keep_every_n_steps: int = 0, keep_last: int = 2) -> None:
-        check_whole(0, every_n_steps=every_n_steps, keep_every_n_steps=keep_every_n_steps)
-        check_whole(1, keep_last=keep_last)
+    def __init__(
+        self,
+        every_n_steps: Annotated[int, Bounds(0)] = 1000,
+        keep_every_n_steps: Annotated[int, Bounds(0)] = 0,
+        keep_last: Positive = 2,
+    ) -> None:
         self.every_n_steps = every_n_steps
         self.keep_every_n_steps = keep_every_n_steps
         self.keep_last = keep_last

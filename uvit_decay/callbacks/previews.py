@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info
@@ -18,9 +20,9 @@ from uvit_decay.pictures import grid_columns, labelled_grid
 from uvit_decay.representations.reconstruction import Reconstructor
 from uvit_decay.runs.stage import describe_early, is_early
 from uvit_decay.runtime.distributed import Processes, batches
-from uvit_decay.runtime.errors import MOST_SEED, UserError, check_numbers, check_whole
+from uvit_decay.runtime.errors import UserError, check_whole
 from uvit_decay.runtime.random import subset
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.runtime.typed import Bounds, Seed, Within, check_types
 from uvit_decay.tasks import MAETask, Task
 from uvit_decay.tasks.diffusion import DiffusionTask
 
@@ -48,19 +50,17 @@ class Preview(PeriodicSampling):
 
     def __init__(
         self,
-        rows: int = 10,
-        columns: int = 10,
-        seed: int = 0,
-        batch_size: int = 128,
+        rows: Annotated[int, Bounds(1, LARGEST_GRID)] = 10,
+        columns: Annotated[int, Bounds(1, LARGEST_GRID)] = 10,
+        seed: Seed = 0,
+        batch_size: Annotated[int, Bounds(1, LARGEST_GRID)] = 128,
         sampling: Sampling | None = None,
         every_n_steps: int = 0,
         at_end: bool = True,
         every_n_epochs: int | None = None,
     ) -> None:
         super().__init__(sampling, every_n_steps, at_end, every_n_epochs)
-        check_whole(1, LARGEST_GRID, rows=rows, columns=columns, batch_size=batch_size)
         check_whole(1, LARGEST_GRID, images=rows * columns)
-        check_whole(0, MOST_SEED, seed=seed)
         self.rows = rows
         self.columns = columns
         self.seed = seed
@@ -116,19 +116,15 @@ class Reconstructions(Periodic):
 
     def __init__(
         self,
-        num: int = 16,
-        mask_ratio: float | None = None,
-        seed: int = 0,
-        batch_size: int = 64,
+        num: Annotated[int, Bounds(1, LARGEST_GRID)] = 16,
+        mask_ratio: Annotated[float | None, Within("(0, 1)")] = None,
+        seed: Seed = 0,
+        batch_size: Annotated[int, Bounds(1, LARGEST_GRID)] = 64,
         every_n_steps: int = 0,
         at_end: bool = True,
         every_n_epochs: int | None = None,
     ) -> None:
         super().__init__(every_n_steps, at_end, every_n_epochs)
-        check_whole(1, LARGEST_GRID, num=num, batch_size=batch_size)
-        if mask_ratio is not None:
-            check_numbers("(0, 1)", mask_ratio=mask_ratio)
-        check_whole(0, MOST_SEED, seed=seed)
         self.num = num
         self.mask_ratio = mask_ratio
         self.seed = seed

@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any
+from typing import Annotated, Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
@@ -14,9 +14,8 @@ from lightning.pytorch.trainer.states import TrainerFn
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from uvit_decay.runtime.errors import check_numbers
 from uvit_decay.runtime.progress import INTERVAL, Work, print_line, track
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.runtime.typed import Within, check_types
 
 SPEED = "train/images_per_second"
 Tracked = AbstractContextManager[Work]
@@ -37,9 +36,12 @@ class Progress(ProgressBar):
         line_every: seconds between lines; 0 prints a line after each step.
     """
 
-    def __init__(self, every: float = 0.2, line_every: float = INTERVAL) -> None:
+    def __init__(
+        self,
+        every: Annotated[float, Within("[0, inf]")] = 0.2,
+        line_every: Annotated[float, Within("[0, inf]")] = INTERVAL,
+    ) -> None:
         super().__init__()
-        check_numbers("[0, inf]", every=every, line_every=line_every)
         self.every = every
         self.line_every = line_every
         self.is_enabled = True

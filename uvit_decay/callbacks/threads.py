@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from uvit_decay.runtime.errors import check_whole
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.runtime.typed import Bounds, check_types
 
 
 @check_types
@@ -17,8 +18,7 @@ class CPUThreads(Callback):
         count: threads per process.
     """
 
-    def __init__(self, count: int = 1) -> None:
-        check_whole(1, 4096, count=count)
+    def __init__(self, count: Annotated[int, Bounds(1, 4096)] = 1) -> None:
         self.count = count
 
     def setup(self, trainer: Trainer, task: LightningModule, stage: str) -> None:

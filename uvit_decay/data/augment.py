@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple, TypeVar
+from typing import Annotated, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -21,9 +21,9 @@ from PIL import Image
 from torch import Tensor
 
 from uvit_decay.data.decoding import Box
-from uvit_decay.runtime.errors import UserError, check_numbers, check_whole
+from uvit_decay.runtime.errors import UserError, check_numbers
 from uvit_decay.runtime.random import normal, uniform
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.runtime.typed import Bounds, Share, check_types
 
 _ATTEMPTS = 10  # to find a box that fits, as in torchvision and timm
 _ERASED_SHARE = (0.02, 1 / 3)  # of the area, in timm's RandomErasing
@@ -60,15 +60,13 @@ class Augment:
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
     flip: bool = True
     rand_augment: str | None = None
-    erase: float = 0.0
+    erase: Share = 0.0
     crop_clip: bool = False
-    shift: int = 0
+    shift: Annotated[int, Bounds(0, 2**16)] = 0
 
     def __post_init__(self) -> None:
         _check_range("crop_scale", self.crop_scale, "(0, 1]")
         _check_range("crop_ratio", self.crop_ratio, "(0, inf)")
-        check_numbers("[0, 1]", erase=self.erase)
-        check_whole(0, 2**16, shift=self.shift)
         if self.rand_augment is not None and not _RAND_AUGMENT.fullmatch(self.rand_augment):
             example = "give a name of timm, such as rand-m9-mstd0.5-inc1"
             raise UserError(f"rand_augment {self.rand_augment!r} is not a RandAugment of timm; {example}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -19,8 +19,8 @@ from uvit_decay.data.decoding import Decoding, ResizedCentre, check_shape, decod
 from uvit_decay.data.folder import Images
 from uvit_decay.data.listing import Listing
 from uvit_decay.data.reading import OnDisk, common_side
-from uvit_decay.runtime.errors import UserError, check_numbers
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.typed import Within, check_types
 
 
 class Streamed(OnDisk):
@@ -123,11 +123,10 @@ class AugmentedImages(Images):
         image_size: int | None = None,
         batch_size: int = 256,
         augment: Augment = Augment(),  # noqa: B008  frozen
-        test_crop: float = 0.875,
+        test_crop: Annotated[float, Within("(0, 1]")] = 0.875,
         **options: Any,
     ) -> None:
         super().__init__(path, image_size=image_size, batch_size=batch_size, flip=augment.flip, **options)
-        check_numbers("(0, 1]", test_crop=test_crop)
         self.augment = augment
         self.crop = ResizedCentre(test_crop)
         check_shape(self.crop.shorter_side(self.image_size), self.channels)

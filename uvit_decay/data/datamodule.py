@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from functools import partial
 from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from lightning.pytorch import LightningDataModule
@@ -18,8 +18,8 @@ from uvit_decay.data.batches import Augmentation, Batch, ImageSet, InMemory, Ste
 from uvit_decay.data.classes import class_hash
 from uvit_decay.latents.space import LatentSpace
 from uvit_decay.pictures import to_float, to_uint8
-from uvit_decay.runtime.errors import UserError, check_whole
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.typed import Bounds, Positive, check_types
 
 ON_DEVICE = 2**30  # bytes up to which an in-memory set is copied to each GPU
 
@@ -70,21 +70,15 @@ class ImageData(LightningDataModule):
 
     def __init__(
         self,
-        image_size: int,
-        channels: int,
-        batch_size: int,
+        image_size: Annotated[int, Bounds(0, 2**16)],  # 0 for latents until they are opened
+        channels: Annotated[int, Bounds(0, 2**16)],
+        batch_size: Positive,
         flip: bool,
-        seed: int,
-        num_workers: int = 0,
-        device_batch_size: int | None = None,
+        seed: Annotated[int, Bounds(0, 2**63 - 1)],
+        num_workers: Annotated[int, Bounds(0)] = 0,
+        device_batch_size: Positive | None = None,
     ) -> None:
         super().__init__()
-        check_whole(0, num_workers=num_workers)
-        check_whole(0, 2**63 - 1, seed=seed)
-        check_whole(0, 2**16, image_size=image_size, channels=channels)  # 0 for latents until they are opened
-        check_whole(1, batch_size=batch_size)
-        if device_batch_size is not None:
-            check_whole(1, device_batch_size=device_batch_size)
         self.image_size = image_size
         self.channels = channels
         self.batch_size = batch_size

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Annotated
 
 import torch
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
@@ -33,9 +34,9 @@ from uvit_decay.data.reading import (
     warn_of_dark_images,
 )
 from uvit_decay.data.splits import hold_out
-from uvit_decay.runtime.errors import UserError, check_numbers
+from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import check_writable
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.runtime.typed import Within, check_types
 
 MOST_SIDE = 1024  # pixels; larger images are rarely what a network is built for
 SKIP_HINT = "; to leave such images out, set `skip_unreadable` true"
@@ -87,14 +88,14 @@ class Images(ImageData):
         self,
         path: str | Path,
         test_path: str | Path | None = None,
-        holdout: float = 0.0,
+        holdout: Annotated[float, Within("[0, 1)")] = 0.0,
         classes: str | Path | None = None,
         image_size: int | None = None,
         channels: int = 3,
         batch_size: int = 128,
         device_batch_size: int | None = None,
         flip: bool = True,
-        memory_gb: float = 4.0,
+        memory_gb: Annotated[float, Within("[0, inf)")] = 4.0,
         num_workers: int = 4,
         seed: int = 0,
         labels: str | Path | None = AUTO,
@@ -102,16 +103,12 @@ class Images(ImageData):
         label_column: str | None = None,
         test_labels: str | Path | None = AUTO,
         skip_unreadable: bool = False,
-        white: float | None = None,
+        white: Annotated[float | None, Within("(0, inf)")] = None,
     ) -> None:
         self._has_size = image_size is not None
         if image_size is None:
             image_size = self.usual_size
         super().__init__(image_size, channels, batch_size, flip, seed, num_workers, device_batch_size)
-        check_numbers("[0, 1)", holdout=holdout)
-        check_numbers("[0, inf)", memory_gb=memory_gb)
-        if white is not None:
-            check_numbers("(0, inf)", white=white)
         self.path = str(path)
         self.test_path = None if test_path is None else str(test_path)
         self.holdout = holdout

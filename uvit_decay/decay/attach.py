@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +24,8 @@ from uvit_decay.decay.schedule import (
     shortcuts,
 )
 from uvit_decay.decay.table import Shortcuts, Weights
-from uvit_decay.runtime.errors import UserError, check_whole
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.typed import Bounds, check_types
 
 
 class Attached(nn.Module):
@@ -87,7 +88,7 @@ def attach(
     index: Index = "code",
     branches: Branches = "both",
     pairs: Pairs | None = None,
-    dim: int | None = None,
+    dim: Annotated[int | None, Bounds(1, 2**16)] = None,
 ) -> Attached:
     """Decay the shortcuts of a model of another library without changes to its code or its state_dict.
 
@@ -115,8 +116,6 @@ def attach(
             forward raises it if modules are not called as named, or not in the order of `pairs`.
     """
     _check_not_attached(model)
-    if dim is not None:
-        check_whole(1, 2**16, dim=dim)
     named = known_pairs(model) if pairs is None else pairs
     if not named:
         raise UserError("pairs is empty: name the branches of the model, or leave it out for a model of known blocks")

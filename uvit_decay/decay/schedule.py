@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +29,8 @@ from uvit_decay.decay.table import (
     check_finite,
     weighted,
 )
-from uvit_decay.runtime.errors import UserError, check_choice, check_numbers, check_whole, explain
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.runtime.errors import UserError, check_choice, explain
+from uvit_decay.runtime.typed import Bounds, Within, check_types
 
 # A schedule is an entry of the table, numbers of all branches (alphas, or pairs of alpha and beta), or a function that
 # returns these numbers for a number of branches: `--trust mine --model.net.schedule mine.late` (docs/extending.md).
@@ -108,8 +108,8 @@ def branch_weights(module: nn.Module, shortcuts: Shortcuts, k: int, as_tensors: 
 
 @check_types
 def shortcuts(
-    blocks: int,
-    alpha_min: float,
+    blocks: Annotated[int, Bounds(1, MOST_BLOCKS)],
+    alpha_min: Annotated[float, Within("(0, 1]")],
     schedule: Schedule = "linear",
     granularity: Granularity = "branch",
     index: Index = "code",
@@ -132,8 +132,6 @@ def shortcuts(
         per_block: residual branches of a block: 2 in a transformer, 1 in a ResNet. A ResNet needs the default
             `granularity` and `branches`.
     """
-    check_numbers("(0, 1]", alpha_min=alpha_min)
-    check_whole(1, MOST_BLOCKS, blocks=blocks)
     if per_block == 1 and (granularity, branches) != ("branch", "both"):
         raise UserError("a ResNet's block has one residual branch; leave out granularity and branches")
     _check_schedule(schedule, alpha_min, branches, per_block)
@@ -221,7 +219,11 @@ def effective_decay(alphas: Sequence[float], exclude_last_block: bool = False) -
 
 
 @check_types
-def alpha_min_for(target: float, branches: int, exclude_last_block: bool = False) -> float:
+def alpha_min_for(
+    target: Annotated[float, Within("(0, 1]")],
+    branches: Annotated[int, Bounds(1, 2 * MOST_BLOCKS)],
+    exclude_last_block: bool = False,
+) -> float:
     """Return the alpha_min whose linear schedule over `branches` residual branches has the effective decay `target`.
 
     The effective decay is between 1e-3 and 1e-2 in the paper's best MAEs of 12 and 18 blocks (Table 2) and in its
@@ -231,8 +233,6 @@ def alpha_min_for(target: float, branches: int, exclude_last_block: bool = False
     Raises:
         UserError: no alpha_min in (0, 1] reaches the target, or the number of branches is odd.
     """
-    check_numbers("(0, 1]", target=target)
-    check_whole(1, 2 * MOST_BLOCKS, branches=branches)
     if branches % 2:
         raise UserError(f"branches come in pairs (attention, MLP), got {branches}")
 

@@ -21,9 +21,9 @@ from torch import Tensor
 from uvit_decay.diffusion.denoiser import Denoiser, linspace
 from uvit_decay.diffusion.noise_path import Batch
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
-from uvit_decay.runtime.errors import UserError, check_whole, require_shape
+from uvit_decay.runtime.errors import UserError, require_shape
 from uvit_decay.runtime.random import RowNumbers, indices_on, uniform
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.runtime.typed import Positive, check_types
 
 
 def signs(shape: Sequence[int], seed: int, rows: Int64[Tensor, " b"]) -> Float[Tensor, "b ..."]:
@@ -49,7 +49,7 @@ def log_likelihood(
     labels: RowNumbers | None,
     indices: RowNumbers,
     seed: int = 0,
-    steps: int = 500,
+    steps: Positive = 500,
 ) -> Float[Tensor, " b"]:
     """Return the natural logarithm of the density at each of the images, by equal steps of Heun's method.
 
@@ -65,7 +65,6 @@ def log_likelihood(
         steps: number of steps, each with two evaluations of the network and its derivative. Too few overestimate the
             density: by 0.19 bits per dimension at 100 steps for digits.
     """
-    check_whole(1, steps=steps)
     indices, labels = model.check_rows(indices, labels, seed)
     if len(indices) != len(images):
         raise UserError(f"give one for each of the {len(images)} images, got {len(indices)}", argument="indices")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -17,10 +17,10 @@ from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.diffusion.prediction import Network, Prediction, sampling_interval
 from uvit_decay.diffusion.samplers import SAMPLERS, Sampler, sde_sampler
 from uvit_decay.diffusion.sde import SDE, short_number
-from uvit_decay.runtime.errors import UserError, check_choice, check_numbers, check_whole
+from uvit_decay.runtime.errors import UserError, check_choice, check_whole
 from uvit_decay.runtime.precision import Precision, chosen_precision, computing
 from uvit_decay.runtime.random import ROWS, RowNumbers, indices_on, list_whole_numbers, normal
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.runtime.typed import Positive, Within, check_types
 
 ADAPTIVE = 100  # assumed network evaluations of an adaptive sampler
 
@@ -46,9 +46,9 @@ class Sampling:
 
     sampler: str = "dpm++"
     steps: int | None = None
-    guidance: float = 1.0
+    guidance: Annotated[float, Within("[0, 1000000]")] = 1.0
     clip: bool | None = None
-    guidance_channels: int | None = None
+    guidance_channels: Positive | None = None
     guidance_interval: tuple[float, float] | None = None
     sde: SDE | None = None
     precision: Precision | None = None
@@ -57,9 +57,6 @@ class Sampling:
         check_choice(SAMPLERS, sampler=self.sampler)
         if self.steps is not None:
             check_whole(SAMPLERS[self.sampler].fewest, 1000, **{f"steps of {self.sampler}": self.steps})
-        check_numbers("[0, 1000000]", guidance=self.guidance)
-        if self.guidance_channels is not None:
-            check_whole(1, guidance_channels=self.guidance_channels)
         if self.guidance_interval:
             low = self.guidance_interval[0]
             high = self.guidance_interval[1]

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -19,8 +19,8 @@ from torch import Tensor
 from uvit_decay.diffusion.denoiser import Denoiser, Noise, Trajectory, linspace, times_like
 from uvit_decay.diffusion.noise_path import NoisePath, Times, expand
 from uvit_decay.diffusion.prediction import T_EPS
-from uvit_decay.runtime.errors import UserError, check_numbers
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.typed import Within, check_types
 
 Form = Literal["constant", "sbdm", "sigma", "linear", "decreasing", "increasing-decreasing"]
 LastStep = Literal["mean", "tweedie", "euler", "none"]
@@ -58,14 +58,10 @@ class SDE:
     """
 
     form: Form = "sigma"
-    norm: float = 1.0
+    norm: Annotated[float, Within("(0, inf)")] = 1.0
     last_step: LastStep = "mean"
-    last_time: float = 0.04
+    last_time: Annotated[float, Within("(0, 1)")] = 0.04
     heun: bool = False
-
-    def __post_init__(self) -> None:
-        check_numbers("(0, inf)", norm=self.norm)
-        check_numbers("(0, 1)", last_time=self.last_time)
 
     @property
     def name(self) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from uvit_decay.data.decoding import Reading
 from uvit_decay.data.named import SETS, build_data, is_data_set
 from uvit_decay.evaluation.image_sources import ArrayImages, DatasetImages, FileImages, ImageSource
-from uvit_decay.runtime.errors import UserError, check_whole
+from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import at_home
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.runtime.typed import Bounds, check_types
 
 EXAMPLES = ", ".join(f"{name}:train" for name in SETS)
 FORMS = (
@@ -20,7 +20,10 @@ FORMS = (
 
 @check_types
 def open_images(
-    name: str, channels: Literal[1, 3], image_size: int | None = None, on_white: bool = True
+    name: str,
+    channels: Literal[1, 3],
+    image_size: Annotated[int | None, Bounds(1, 2**16)] = None,
+    on_white: bool = True,
 ) -> ImageSource:
     """Open the images that `name` refers to.
 
@@ -33,8 +36,6 @@ def open_images(
     Raises:
         UserError: there are no images of this name, or they cannot be read.
     """
-    if image_size is not None:
-        check_whole(1, 2**16, image_size=image_size)
     stem, _, split = name.rpartition(":")
     if is_data_set(name):
         return _open_split(stem, split, channels)

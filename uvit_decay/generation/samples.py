@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from zlib import crc32
 
 import torch
@@ -24,7 +24,7 @@ from uvit_decay.runtime.distributed import cpu_threads, pick_device
 from uvit_decay.runtime.errors import UserError, check_whole
 from uvit_decay.runtime.program import or_bundled
 from uvit_decay.runtime.random import ROWS, list_whole_numbers, uniform
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.runtime.typed import Bounds, check_types
 
 TINY = 5_000_000  # parameters
 VAE_SHA256 = "vae_sha256"  # key of the metadata of images that an autoencoder decoded
@@ -59,7 +59,7 @@ class Samples:
     weights: str
     classes: Sequence[int] = ()
     at_random: bool = False
-    seed: int = 0
+    seed: Annotated[int, Bounds(0, 2**63 - 1)] = 0
     decode: Callable[[Tensor], Tensor] = to_uint8
     shape: tuple[int, int, int] | None = None
     vae: str | None = None
@@ -71,7 +71,6 @@ class Samples:
     guide: Guide | None = None
 
     def __post_init__(self) -> None:
-        check_whole(0, 2**63 - 1, seed=self.seed)
         self.classes = list_whole_numbers("classes", self.classes, self.model.num_classes - 1)
         self.shape = self.shape or self.model.shape
         channels, height, width = self.shape

@@ -7,15 +7,15 @@ n = images, d = features, mu = mean, S = covariance; everything in float64.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 from torchmetrics import Metric
 
-from uvit_decay.runtime.errors import UserError, check_whole
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.typed import Bounds, check_types
 
 
 class Statistics(NamedTuple):
@@ -67,9 +67,9 @@ class Moments(Metric):
 
     full_state_update = False
 
-    def __init__(self, dim: int, sync: bool = True) -> None:
+    def __init__(self, dim: Annotated[int, Bounds(2)], sync: bool = True) -> None:
+        # At least 2: torchmetrics drops the shape of tensors with one element.
         super().__init__(sync_on_compute=sync)
-        check_whole(2, 2**31 - 1, dim=dim)  # torchmetrics drops the shape of tensors with one element
         self.add_state("n", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
         self.add_state("sum", torch.zeros(dim, dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("outer", torch.zeros(dim, dim, dtype=torch.float64), dist_reduce_fx="sum")

@@ -9,15 +9,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from uvit_decay.runtime.errors import UserError, check_whole
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.typed import Positive, check_types
 
 # Seed of torch-fidelity's order of the images. Its scores, and so published scores, depend on the order.
 ORDER_SEED = 2020
 
 
 @check_types
-def inception_score(logits: Float[Tensor, "n k"], splits: int = 10) -> tuple[float, float]:
+def inception_score(logits: Float[Tensor, "n k"], splits: Positive = 10) -> tuple[float, float]:
     """Return mean and standard deviation (ddof 0) of the score over `splits` parts, in float64.
 
     Order and parts are torch-fidelity's: NumPy's permutation of seed 2020, cut at i n // splits. Computed on the CPU,
@@ -30,7 +30,6 @@ def inception_score(logits: Float[Tensor, "n k"], splits: int = 10) -> tuple[flo
     Raises:
         UserError: there are fewer images than parts, or logits that are not finite.
     """
-    check_whole(1, splits=splits)
     n = len(logits)
     if n < splits:
         raise UserError(f"the Inception Score over {splits} splits needs at least {splits} images, got {n}")

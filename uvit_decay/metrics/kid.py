@@ -8,23 +8,25 @@ The distance is the mean of the unbiased estimate MMD^2 over random subsets; n, 
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from uvit_decay.metrics.frechet import check_features
-from uvit_decay.runtime.errors import MOST_SEED, check_whole
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.runtime.errors import check_whole
+from uvit_decay.runtime.typed import Bounds, Positive, Seed, check_types
 
 
 @check_types
 def kernel_distance(
     real: Float[Tensor, "n d"],
     fake: Float[Tensor, "m _"],  # also d wide; checked below, with a UserError
-    subsets: int = 100,
-    subset_size: int = 1000,
-    seed: int = 2020,
+    subsets: Positive = 100,
+    subset_size: Annotated[int, Bounds(2)] = 1000,
+    seed: Seed = 2020,
 ) -> tuple[float, float]:
     """Return mean and standard deviation (ddof 0) of MMD^2 over the subsets, in float64 on the features' device.
 
@@ -43,8 +45,6 @@ def kernel_distance(
     """
     check_features("the kernel distance", real, fake)
     check_whole(2, min(len(real), len(fake)), subset_size=subset_size)
-    check_whole(1, subsets=subsets)
-    check_whole(0, MOST_SEED, seed=seed)
     stream = np.random.RandomState(seed)  # noqa: NPY002 - torch-fidelity uses the legacy generator
 
     def draw(x: Tensor) -> Tensor:

@@ -15,10 +15,9 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from uvit_decay.metrics.frechet import check_features
-from uvit_decay.runtime.errors import check_whole
 from uvit_decay.runtime.precision import computing
 from uvit_decay.runtime.random import normal
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.runtime.typed import Positive, check_types
 
 _AT_ONCE = 64  # projections; of 50,000 images they take 26 MB
 
@@ -27,7 +26,7 @@ _AT_ONCE = 64  # projections; of 50,000 images they take 26 MB
 def mind(
     real: Float[Tensor, "n d"],
     fake: Float[Tensor, "m _"],  # also d wide; checked below, with a UserError
-    projections: int,
+    projections: Positive,
 ) -> float:
     """Return MIND, 3 d times the mean of the squared 2-Wasserstein distance over random directions.
 
@@ -44,7 +43,6 @@ def mind(
         UserError: features have different widths or are not finite.
     """
     check_features("MIND", real, fake)
-    check_whole(1, projections=projections)
     rows, columns, weights = _common_steps(len(real), len(fake), real.device)
     total = torch.zeros((), dtype=torch.float64, device=real.device)
     with computing(real.device, "float32"):

@@ -18,8 +18,8 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from uvit_decay.metrics.frechet import check_features
-from uvit_decay.runtime.errors import UserError, check_whole
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.typed import Positive, check_types
 
 BLOCK = 2048
 # Below this fraction of |x|^2 + |y|^2, the rounding error of float64 (a fraction of about 4e-16) would change the
@@ -30,7 +30,7 @@ PAIRS_AT_ONCE = 2**23  # entries in a chunk of differences x - y
 
 @check_types
 def precision_recall(
-    real: Float[Tensor, "n d"], fake: Float[Tensor, "m _"], k: int = 3, block: int = BLOCK
+    real: Float[Tensor, "n d"], fake: Float[Tensor, "m _"], k: Positive = 3, block: Positive = BLOCK
 ) -> tuple[float, float]:
     """Return precision and recall of Kynkaanniemi et al. (2019), as computed by torch-fidelity and ADM (k = 3).
 
@@ -47,7 +47,6 @@ def precision_recall(
         UserError: features have different widths or are not finite, or there are at most k images on one side.
     """
     check_features("precision and recall", real, fake)
-    check_whole(1, k=k, block=block)
     real_radii = _compute_squared_radii("real", real, k, block)
     fake_radii = _compute_squared_radii("fake", fake, k, block)
     precise = torch.zeros(len(fake), dtype=torch.bool, device=fake.device)

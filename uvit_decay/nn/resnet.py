@@ -9,7 +9,7 @@ the same. b = batch, d = width of the pooled features.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -23,8 +23,8 @@ from uvit_decay.nn.base import DecayedNet
 from uvit_decay.nn.embed import Pixels, PixelScale, without_autocast
 from uvit_decay.nn.inputs import check_images
 from uvit_decay.nn.intermediates import Layer
-from uvit_decay.runtime.errors import UserError, check_whole
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.typed import Bounds, check_types
 
 Stem = Literal["imagenet", "cifar"]
 
@@ -74,8 +74,8 @@ class ResNet(DecayedNet, pipeline_tag="image-classification"):
         self,
         image_size: int | None = 224,
         channels: int | None = 3,
-        width: int = 64,
-        depth: int = 8,
+        width: Annotated[int, Bounds(1, 2**16)] = 64,
+        depth: Annotated[int, Bounds(7, 1000)] = 8,
         num_classes: int | None = 0,
         stem: Stem = "imagenet",
         alpha_min: float = 1.0,
@@ -87,8 +87,6 @@ class ResNet(DecayedNet, pipeline_tag="image-classification"):
         super().__init__()
         self.config: dict[str, Any] = collect_arguments(locals())
         check_data_sizes(self.config)
-        check_whole(1, 2**16, width=width)
-        check_whole(7, 1000, depth=depth)
         self.image_size = image_size
         self.channels = channels
         self.num_classes = num_classes

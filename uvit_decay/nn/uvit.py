@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -27,8 +27,8 @@ from uvit_decay.nn.inputs import check_images, check_times
 from uvit_decay.nn.intermediates import block_layers, last_and_kept
 from uvit_decay.nn.long_skips import SkipScale, plan_mirrored_skips
 from uvit_decay.nn.output_skip import OutputSkipKind, build_output_skip
-from uvit_decay.runtime.errors import UserError, check_numbers
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.typed import Within, check_types
 
 
 @check_types
@@ -92,7 +92,7 @@ class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         conv: bool = True,
         mlp_time_embed: bool = False,
         qkv_bias: bool = False,
-        time_scale: float = 999.0,
+        time_scale: Annotated[float, Within("(0, 1000000]")] = 999.0,
         checkpointing: bool = False,
         qk_norm: bool = False,
         norm_type: NormType = "layer",
@@ -102,7 +102,6 @@ class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         super().__init__()
         self.config: dict[str, Any] = collect_arguments(locals())
         check_sizes(self.config)
-        check_numbers("(0, 1000000]", time_scale=time_scale)
         if depth % 2:
             raise UserError(f"depth must be even, because input and output blocks come in pairs, got {depth}")
         self.image_size = image_size

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import starmap
+from typing import Annotated
 
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -17,8 +18,7 @@ from torch.nn.functional import normalize
 
 from uvit_decay.nn.embed import without_autocast
 from uvit_decay.representations.logistic import check_cells
-from uvit_decay.runtime.errors import check_numbers, check_whole
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.runtime.typed import Positive, Within, check_types
 
 SIMILARITIES = 2**24  # entries of a chunk of the similarity matrix: 64 MiB
 CHUNK = 4096  # training samples at a time at most
@@ -30,8 +30,8 @@ def knn_accuracy(
     train_labels: Int64[Tensor, " n"],
     test: Float[Tensor, "m n2 d"],
     test_labels: Int64[Tensor, " n2"],
-    k: int = 20,
-    temperature: float = 0.07,
+    k: Positive = 20,
+    temperature: Annotated[float, Within("(0, inf)")] = 0.07,
     uniform: bool = False,
     centred: bool = False,
 ) -> Float64[Tensor, " m"]:
@@ -47,8 +47,6 @@ def knn_accuracy(
         uniform: one vote for each neighbour, instead of DINO's weights.
         centred: take cosines around the mean of the grid point's training samples.
     """
-    check_whole(1, k=k)
-    check_numbers("(0, inf)", temperature=temperature)
     check_cells(train, train_labels, test, test_labels)
 
     def centre(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -19,10 +19,9 @@ from torch.nn.functional import cross_entropy
 from torch.optim import Adam, AdamW, Optimizer
 
 from uvit_decay.nn.embed import without_autocast
-from uvit_decay.runtime.errors import MOST_SEED, check_numbers, check_whole
 from uvit_decay.runtime.optimizers import LARS
 from uvit_decay.runtime.random import generator
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.runtime.typed import Positive, Seed, Within, check_types
 
 CHUNK = 4096  # test images at a time
 
@@ -45,22 +44,15 @@ class LinearProbe:
         seed: seed of the initial weights, which are the same for all layers, and of the order.
     """
 
-    epochs: int
-    batch_size: int
-    lr: float
+    epochs: Positive
+    batch_size: Positive
+    lr: Annotated[float, Within("(0, inf)")]
     optimizer: Callable[[Iterable[nn.Parameter], float], Optimizer]
     schedule: Callable[[float, int], float]
     words: tuple[str, str]
     norm: bool = False
-    std: float | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_whole(1, epochs=self.epochs, batch_size=self.batch_size)
-        check_whole(0, MOST_SEED, seed=self.seed)
-        check_numbers("(0, inf)", lr=self.lr)
-        if self.std is not None:
-            check_numbers("[0, inf)", std=self.std)
+    std: Annotated[float | None, Within("[0, inf)")] = None
+    seed: Seed = 0
 
     def configure(self, epochs: int | None, seed: int) -> LinearProbe:
         """Return this probe with another number of epochs, unless it is None, and a seed."""

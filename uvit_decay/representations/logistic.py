@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from jaxtyping import Float, Int64
@@ -22,7 +22,7 @@ from torch.nn.functional import pad
 from uvit_decay.nn.embed import without_autocast
 from uvit_decay.runtime.errors import UserError, check_numbers, check_whole, require_shape
 from uvit_decay.runtime.random import generator
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.runtime.typed import Bounds, check_types
 
 LOGITS = 2**20  # logits of a chunk of samples: 4 MiB fit a CPU's cache; all n x k x r are never allocated
 PAIRS = 6  # (step, change of the gradient) pairs that L-BFGS stores
@@ -247,7 +247,7 @@ def logistic_grid(
     test_labels: Int64[Tensor, " n2"],
     l2_grid: Sequence[float] = L2_GRID,
     device: torch.device | str = "cpu",
-    budget: int = 2**30,
+    budget: Annotated[int, Bounds(1, 2**63 - 1)] = 2**30,
     iterations: tuple[int, int] = (8, 4),
 ) -> GridScores:
     """Fit logistic regressions for all grid points and l2 penalties at once, each on standardised features.
@@ -273,7 +273,6 @@ def logistic_grid(
         UserError: there are fewer than five training samples, or no candidate.
     """
     check_cells(train, train_labels, test, test_labels)
-    check_whole(1, 2**63 - 1, budget=budget)
     for number in iterations:
         check_whole(1, iterations=number)
     for penalty in l2_grid:

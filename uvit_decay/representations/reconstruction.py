@@ -15,10 +15,10 @@ from uvit_decay.nn import MAE
 from uvit_decay.nn.embed import unpatchify
 from uvit_decay.nn.mae import visible_patches
 from uvit_decay.pictures import labelled_grid, to_uint8
-from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole
+from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.precision import Precision, computing
 from uvit_decay.runtime.random import indices_on, uniform
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.runtime.typed import Seed, check_types
 
 HEADINGS = ("image", "masked", "reconstruction")
 CELL = 96  # pixels: the width of the longest heading
@@ -46,7 +46,7 @@ class Reconstructor:
 
     net: nn.Module
     mask_ratio: float = 0.75
-    seed: int = 0
+    seed: Seed = 0
     precision: Precision = "float32"
     decode: Callable[[Tensor], Tensor] = to_uint8
 
@@ -55,7 +55,6 @@ class Reconstructor:
             network = type(self.net).__name__
             hint = "give a masked autoencoder (official files with a decoder are named *_full and mae_visualize_*)"
             raise UserError(f"cannot reconstruct images, {network} has no decoder: {hint}")
-        check_whole(0, MOST_SEED, seed=self.seed)
         visible_patches(self.net.patch_embed.tokens, self.mask_ratio)
 
     @torch.no_grad()

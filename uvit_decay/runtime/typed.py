@@ -108,7 +108,7 @@ def check_types(public: Public) -> Public:
 
 def _checked(call: Callable[..., Any], owner: Callable[..., Any]) -> Any:
     """Return `call` with checks; `owner` is the function itself, or the class whose constructor it is."""
-    bind = signature(call).bind
+    bind = signature(call).bind_partial  # a missing argument is Python's own error
     needs: Mapping[str, Needs] = getattr(owner, "NEEDS", {})
     hints: dict[str, Any] = {}
     typed = call
@@ -127,8 +127,8 @@ def _checked(call: Callable[..., Any], owner: Callable[..., Any]) -> Any:
             read_hints()  # at import, annotations may name what is defined later
         try:
             given = bind(*args, **kwargs)
-        except TypeError:
-            return call(*args, **kwargs)  # raises Python's own error, which names the function
+        except TypeError:  # too many arguments, or an unknown one: Python's own error names the function
+            return call(*args, **kwargs)
         for name, value in given.arguments.items():
             given.arguments[name] = _convert(value, hints.get(name))
         check_ranges(hints, given.arguments)

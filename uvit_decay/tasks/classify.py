@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import torch
 from jaxtyping import Float
@@ -18,9 +18,9 @@ from uvit_decay.checkpoint.options import Weights
 from uvit_decay.data.augment import global_seeds
 from uvit_decay.data.batches import Batch
 from uvit_decay.nn.vit import ViT
-from uvit_decay.runtime.errors import UserError, check_numbers, require_shape
+from uvit_decay.runtime.errors import UserError, require_shape
 from uvit_decay.runtime.random import generator, uniform
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.runtime.typed import Share, Within, check_types
 from uvit_decay.tasks.base import AUTO, Optimization, Task
 from uvit_decay.tasks.init_from import Classifier, head_module
 from uvit_decay.tasks.loader_data import LoaderData
@@ -60,11 +60,11 @@ class ClassifyTask(Task):
         net: nn.Module,
         frozen: bool = False,
         init_from: str | Path | None = None,
-        drop_path: float = 0.0,
-        mixup: float = 0.0,
-        cutmix: float = 0.0,
-        switch_prob: float = 0.5,
-        label_smoothing: float = 0.0,
+        drop_path: Annotated[float, Within("[0, 1)")] = 0.0,
+        mixup: Annotated[float, Within("[0, inf)")] = 0.0,
+        cutmix: Annotated[float, Within("[0, inf)")] = 0.0,
+        switch_prob: Share = 0.5,
+        label_smoothing: Annotated[float, Within("[0, 1)")] = 0.0,
         optim: Optimization = Optimization(),  # noqa: B008  frozen
         compile: bool | str = AUTO,
         seed: int = 0,
@@ -74,9 +74,6 @@ class ClassifyTask(Task):
             raise UserError(f"a classifier needs two classes or more, the network has {net.num_classes}")
         if not isinstance(net, Classifier):
             raise UserError(f"a {type(net).__name__} is not a classifier: set `net` to a ViT or a ResNet")
-        check_numbers("[0, 1)", drop_path=drop_path, label_smoothing=label_smoothing)
-        check_numbers("[0, 1]", switch_prob=switch_prob)
-        check_numbers("[0, inf)", mixup=mixup, cutmix=cutmix)
         if drop_path and not isinstance(net, ViT):
             raise UserError(f"a {type(net).__name__} has no stochastic depth: set `drop_path` to 0")
         self.frozen = frozen

@@ -27,10 +27,10 @@ from uvit_decay.diffusion.prediction import (
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
 from uvit_decay.nn.resnet import ResNet
 from uvit_decay.nn.vit import Encoder
-from uvit_decay.runtime.errors import UserError, check_numbers
+from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.runtime.random import normal, uniform
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.runtime.typed import Share, check_types
 from uvit_decay.tasks.base import AUTO, Optimization, Task
 from uvit_decay.tasks.losses.auxiliary import AuxiliaryLoss
 
@@ -63,7 +63,7 @@ class DiffusionTask(Task):
         prediction: Prediction = "eps",
         weighting: Weighting = "none",
         times: TrainingTimes = UNIFORM,
-        label_dropout: float = 0.1,
+        label_dropout: Share = 0.1,
         sampling: Sampling = Sampling(),  # noqa: B008  frozen
         optim: Optimization = Optimization(),  # noqa: B008  frozen
         compile: bool | str = AUTO,
@@ -78,7 +78,6 @@ class DiffusionTask(Task):
             raise UserError(f"a {type(net).__name__} takes no noise levels: train it with an MAETask or a ClassifyTask")
         if getattr(net, "learned_variance", False):
             raise UserError("no loss here trains a learned variance: set net.learned_variance to false")
-        check_numbers("[0, 1]", label_dropout=label_dropout)
         if net.num_classes and label_dropout and not net.null_label:
             raise UserError(
                 "label_dropout needs a network with a null label: set null_label to true, or the dropout to 0"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from uvit_decay.data.batches import Batch
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.nn.intermediates import HasIntermediates, layer_indices
-from uvit_decay.runtime.errors import UserError, check_numbers
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.typed import Within, check_types
 from uvit_decay.tasks.loader_data import LoaderData
 
 PREFIX = "train/aux/"  # of names in logs
@@ -45,9 +45,10 @@ class AuxiliaryLoss(nn.Module, ABC):
         figures: further scalar tensors of the newest micro-batch by name, logged as train/aux/NAME_FIGURE.
     """
 
-    def __init__(self, layers: Sequence[str | int] | None = None, weight: float = 1.0) -> None:
+    def __init__(
+        self, layers: Sequence[str | int] | None = None, weight: Annotated[float, Within("[0, inf)")] = 1.0
+    ) -> None:
         super().__init__()
-        check_numbers("[0, inf)", weight=weight)
         self.layers, self.weight = layers, weight
         self.num_prefix_tokens = 0
         self.figures: dict[str, Tensor] = {}

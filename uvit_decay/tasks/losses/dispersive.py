@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from uvit_decay.data.batches import Batch
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.nn.intermediates import layer_indices
-from uvit_decay.runtime.errors import UserError, check_numbers
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.typed import Within, check_types
 from uvit_decay.tasks.loader_data import LoaderData
 from uvit_decay.tasks.losses.auxiliary import AuxiliaryLoss
 
@@ -55,7 +55,7 @@ class DispersiveLoss(AuxiliaryLoss):
         self,
         version: Version = "jax",
         layer: str | int | None = None,
-        tau: float | None = None,
+        tau: Annotated[float | None, Within("(0, inf)")] = None,
         weight: float | None = None,
         length: Length = "kept",
     ) -> None:
@@ -65,7 +65,6 @@ class DispersiveLoss(AuxiliaryLoss):
         self.layer = layer
         self.length = length
         self.tau = default_tau if tau is None else tau
-        check_numbers("(0, inf)", tau=self.tau)
         self.images = 0  # B, known after `prepare`
         self.register_buffer("stored_images", torch.tensor(0))  # B in checkpoints; 0 before it is known
         self.register_load_state_dict_post_hook(_check_loaded_images)

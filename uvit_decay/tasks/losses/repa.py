@@ -18,8 +18,8 @@ from uvit_decay.encoders.networks import ProbedNetwork, final_norm, fit_pictures
 from uvit_decay.generation.options import LoadingOptions
 from uvit_decay.nn.intermediates import layer_indices
 from uvit_decay.nn.mae import MAE
-from uvit_decay.runtime.errors import UserError, check_numbers, check_whole
-from uvit_decay.runtime.typed import Needs, check_types
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.typed import Needs, Positive, Share, check_types
 from uvit_decay.tasks.loader_data import LoaderData
 from uvit_decay.tasks.losses.auxiliary import AuxiliaryLoss
 
@@ -87,13 +87,10 @@ class REPA(AuxiliaryLoss):
         layer: str | int | None = None,
         projector: ProjectorKind = "mlp",
         weight: float | None = None,
-        hidden: int = 2048,
+        hidden: Positive = 2048,
         trust: list[str] | None = None,
-        zscore: float | None = None,
+        zscore: Share | None = None,
     ) -> None:
-        check_whole(1, hidden=hidden)
-        if zscore is not None:
-            check_numbers("[0, 1]", zscore=zscore)
         super().__init__(None, WEIGHT if weight is None else weight)
         self.layer = layer
         self.kind = projector

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +13,9 @@ from torch.optim import Optimizer
 
 from uvit_decay.nn.base import Residual
 from uvit_decay.runs.settings import ALTERNATIVES
-from uvit_decay.runtime.errors import UserError, check_numbers, check_whole
+from uvit_decay.runtime.errors import UserError, check_numbers
 from uvit_decay.runtime.optimizers import MUON
-from uvit_decay.runtime.typed import Needs, check_types
+from uvit_decay.runtime.typed import Needs, Positive, Within, check_types
 from uvit_decay.tasks.optim.rate_over_gain import RateFactors, RowSteps, rate_factors
 from uvit_decay.tasks.optim.schedule import Annealing, anneal
 from uvit_decay.tasks.optim.table import FLAG, MOMENTUM, OPTIMIZERS, build_class
@@ -87,19 +87,19 @@ class Optimization:
     }
     lr: float | None = None
     betas: tuple[float, float] = (0.99, 0.999)
-    weight_decay: float = 0.03
+    weight_decay: Annotated[float, Within("[0, inf)")] = 0.03
     warmup_steps: int | None = None
     schedule: Annealing = "constant"
     optimizer: str = "adamw"
     blr: float | None = None
-    momentum: float = 0.9
+    momentum: Annotated[float, Within("(0, 1)")] = 0.9
     decay_on: DecayOn = "all"
-    layer_decay: float = 1.0
+    layer_decay: Annotated[float, Within("(0, 1]")] = 1.0
     warmup_epochs: float | None = None
-    min_lr: float = 0.0
+    min_lr: Annotated[float, Within("[0, inf)")] = 0.0
     rate_over_gain: bool = False
     arguments: dict[str, Any] | None = None
-    cooldown: int | None = None
+    cooldown: Positive | None = None
 
     def __post_init__(self) -> None:
         for name, (other, _) in ALTERNATIVES.items():
@@ -107,14 +107,9 @@ class Optimization:
                 flags = f"--model.optim.{name} or --model.optim.{other}"
                 raise UserError(f"{other} replaces {name}, and both are given: set {flags} to null")
         check_numbers("(0, inf)", **{self.lr_flag: self.rate(256)})
-        check_numbers("[0, inf)", weight_decay=self.weight_decay, min_lr=self.min_lr)
         check_numbers("[0, inf)", **{self.warmup_flag: self.warmup(1)})
         first, second = self.betas
         check_numbers("[0, 1)", **{"the first of betas": first, "the second of betas": second})
-        check_numbers("(0, 1)", momentum=self.momentum)
-        check_numbers("(0, 1]", layer_decay=self.layer_decay)
-        if self.cooldown is not None:
-            check_whole(1, cooldown=self.cooldown)
         if self.schedule == "wsd" and self.cooldown is None:
             raise UserError("the wsd schedule needs the length of its cool-down in steps: set --model.optim.cooldown")
         self._check_optimizer()
