@@ -35,7 +35,7 @@ UNCHECKED = """
     diffusion.Denoiser diffusion.GVP diffusion.Guided diffusion.Interpolant diffusion.Linear diffusion.NoisePath
     diffusion.SamplingProtocol diffusion.Times diffusion.VariancePreserving diffusion.trajectory
     doctor.Finding doctor.Plan doctor.Report
-    encoders.Extractor encoders.ProbedNetwork encoders.TimmViT encoders.TrainedExtractor
+    encoders.Extractor encoders.Pretrained encoders.ProbedNetwork encoders.TimmViT encoders.TrainedExtractor
     evaluation.Comparison evaluation.DatasetImages evaluation.FeatureStore evaluation.GeneratedImages
     evaluation.ImageSource evaluation.Metric evaluation.StatisticsFile evaluation.build_report evaluation.write_reports
     generation.LoadingOptions hub.DecayPipeline hub.DecayedDenoiser hub.SiTDenoiser hub.UViTDenoiser
