@@ -211,6 +211,13 @@ def test_a_mistyped_flag_or_class_has_the_right_one_in_our_words(tmp_path, monke
     assert line.count("did you mean") == 1
 
 
+def test_two_sides_of_images_are_refused_because_images_are_squares(tmp_path, monkeypatch, capsys):
+    line = refuses(
+        monkeypatch, capsys, tmp_path, "--data", "Images", "--data.path", tmp_path, "--data.image_size=[32,64]"
+    )
+    find_line(line, "--data.image_size", "squares")
+
+
 def test_a_missing_configuration_with_a_space_in_its_name_is_named(tmp_path, monkeypatch, capsys):
     find_line(refuses(monkeypatch, capsys, tmp_path, "--config", "my pictures.yaml"), "--config", "my pictures.yaml")
 

@@ -61,6 +61,8 @@ def describe_error(message: str, flags: Sequence[str], actions: Sequence[Action]
             bases += _find_bases(action)
     value = VALUE.search(message)
     given = value[1] if value else ""
+    if key == "image_size" and "value type: <class 'list'>" in message:
+        return f"--{key}: images are squares: give one number"
     if key in TAKEN and given:
         return f"--{key} takes {TAKEN[key]}, got {given}"
     reasons = []
