@@ -73,7 +73,10 @@ def find(path: Path, extensions: Collection[str]) -> ArchiveIndex:
     """
     if path.is_dir():
         return _choose(_folder_names(path), extensions)
-    if _is_tar(path):
+    with open_file(path) as file:
+        header = file.read(tarfile.BLOCKSIZE)
+    check_content(path, header)
+    if path.suffix.lower() == ".tar" or header[257:262] == b"ustar":
         return _find_in_tar(path, extensions)
     return _choose((name for name in _open_zip(path).members if not name.endswith("/")), extensions)
 
@@ -123,13 +126,6 @@ def _folder_names(path: Path) -> Iterator[str]:
                     yield name
                 elif not _is_hidden(entry.name):
                     waiting.append(name)
-
-
-def _is_tar(path: Path) -> bool:
-    with open_file(path) as file:
-        header = file.read(tarfile.BLOCKSIZE)
-    check_content(path, header)
-    return path.suffix.lower() == ".tar" or header[257:262] == b"ustar"
 
 
 def _find_in_tar(path: Path, extensions: Collection[str]) -> ArchiveIndex:
@@ -184,7 +180,8 @@ def open_members(path: Path, index: ArchiveIndex) -> Iterator[Callable[[int], By
                 return _read_span(tar, offset, size)
             if shared_zip is not None:
                 return shared_zip.read(index.names[i])
-            return _read_file(path / index.names[i])
+            with open_file(path / index.names[i]) as file:
+                return _read_span(file, 0, os.fstat(file.fileno()).st_size)
 
         def fetch(i: int) -> BytesIO:
             with explain(index.names[i], *DAMAGED):
@@ -194,11 +191,7 @@ def open_members(path: Path, index: ArchiveIndex) -> Iterator[Callable[[int], By
 
 
 def file_states(path: Path, index: ArchiveIndex, chosen: Iterable[int]) -> list[tuple[int, ...]]:
-    """Return the size in bytes of each file at the indices `chosen`, in a zip also its CRC-32; no file is read.
-
-    Raises:
-        UserError: a file of a folder is gone, or the zip cannot be opened.
-    """
+    """Return the size in bytes of each file at the indices `chosen`, in a zip also its CRC-32; no file is read."""
     if index.spans is not None:
         sizes = index.spans[list(chosen), 1].tolist()
         return [(size,) for size in sizes]
@@ -208,12 +201,6 @@ def file_states(path: Path, index: ArchiveIndex, chosen: Iterable[int]) -> list[
     in_zip = _open_zip(path).members
     members = [in_zip[index.names[i]] for i in chosen]
     return [(member.file_size, member.CRC) for member in members]
-
-
-def _read_file(path: Path) -> bytes:
-    with open_file(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        return _read_span(file, 0, size)
 
 
 def _read_span(file: BinaryIO, offset: int, size: int) -> bytes:

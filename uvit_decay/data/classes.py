@@ -55,9 +55,6 @@ def class_numbers(wanted: Sequence[str], names: Sequence[str]) -> list[int]:
     """Return the numbers of classes that are given by number, by name or by one of their words in any case.
 
     Class folders may be named by numbers, which are sorted as text: their names come first.
-
-    Raises:
-        UserError: a class does not exist, or a word belongs to several classes.
     """
     return [_find_number(word, names) for word in wanted]
 
@@ -110,9 +107,6 @@ def ordered_class_list(name_or_path: str | Path) -> tuple[str, ...]:
     """Return the classes of a bundled list ("imagenet-100/cmc") or of a text file, in its order.
 
     Bundled lists are sorted. A file has one class per line; blank lines and lines that begin with # are ignored.
-
-    Raises:
-        UserError: the list does not exist or cannot be read, is empty, or contains a class twice.
     """
     bundled = {}
     for file in _LISTS.rglob("*.txt"):
@@ -178,11 +172,7 @@ def count_wrappers(folders: Collection[Folder]) -> int:
 
 
 def first_level(path: Path, folders: Collection[Folder], depth: int) -> dict[Folder, str]:
-    """Return the class of each folder: the name of its part below `depth` wrappers, or "" for images without classes.
-
-    Raises:
-        UserError: there are images both in and beside class folders.
-    """
+    """Return the class of each folder: its part below `depth` wrappers, or "" for images without classes."""
     inside = sorted(folder for folder in folders if len(folder) > depth)
     if inside and len(inside) < len(folders):
         raise UserError(
@@ -193,11 +183,7 @@ def first_level(path: Path, folders: Collection[Folder], depth: int) -> dict[Fol
 
 
 def lowest_level(path: Path, folders: Collection[Folder]) -> dict[Folder, str]:
-    """Return the class of each folder: its own name, or "" for images at the top.
-
-    Raises:
-        UserError: a folder with images is inside another one, or two folders have the same name.
-    """
+    """Return the class of each folder: its own name, or "" for images at the top."""
     seen: dict[str, str] = {}
     for folder in sorted(folders):
         name = "/".join(folder)

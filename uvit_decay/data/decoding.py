@@ -159,9 +159,6 @@ class Decoding:
         exact: crop nothing, and require this size.
         crop: the crop to `size`.
         reading: how its values become 8 bits.
-
-    Raises:
-        UserError: a size or a number of channels that cannot be.
     """
 
     size: int
@@ -251,9 +248,6 @@ def decode_box(file: BinaryIO, name: str, decoding: Decoding, choose: ChooseBox)
         name: its name in errors.
         decoding: size and channels (1: mode "L", 3: "RGB") of the result; its crop is not used.
         choose: returns the part of an image of this height and width.
-
-    Raises:
-        UserError: as `decode`.
     """
     size = decoding.size
     with open_image(file, name) as image:

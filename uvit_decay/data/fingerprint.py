@@ -43,9 +43,6 @@ def hash_files(listing: Listing, chosen: Sequence[int]) -> str:
     It covers the class folder of every file and its path below. In an archive it also covers all sizes, and in a zip
     the CRC-32s in the zip's directory. In a folder it covers the sizes of at most MOST_SIZES files, spread evenly. The
     place of the folder or archive, and folders around the class folders, do not count.
-
-    Raises:
-        UserError: a file of the folder no longer exists.
     """
     digest = hashlib.sha256()
     for index in chosen:
@@ -62,9 +59,6 @@ def hash_states(listing: Listing) -> str:
     """Return the SHA-256 of the path, and of the sizes and modification times of all files; none is read.
 
     Unlike `hash_files` it tells whether files of this machine have been touched.
-
-    Raises:
-        UserError: a file no longer exists.
     """
     path = listing.path.resolve()
     digest = hashlib.sha256(repr((str(path), listing.members)).encode())

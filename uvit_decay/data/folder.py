@@ -204,11 +204,7 @@ class Images(ImageData):
         return list_parts(path, classes, labels)
 
     def _adopt_classes(self, test: Listing, training: Listing) -> Listing:
-        """Return the test images with the class numbers of the training images; by indices they may lack some.
-
-        Raises:
-            UserError: their classes are others.
-        """
+        """Return the test images with the class numbers of the training images; by indices they may lack some."""
         adopted = adopt_classes(test, training)
         are_indices = test.table and training.table and training.class_names == _indices(training)
         if adopted is None or (len(test.class_names) < len(training.class_names) and not are_indices):
@@ -243,9 +239,6 @@ class Images(ImageData):
 
         Without an `image_size`, it becomes the side of the training images if they are squares of one size, of at most
         MOST_SIDE pixels. The headers of at most MOST_MEASURED images are read, spread evenly.
-
-        Raises:
-            UserError: there are no images.
         """
         listing, _ = self._listed
         if not self._has_size:

@@ -208,11 +208,7 @@ class HubDataset(Images):
         )
 
     def _choose_columns(self, rows: Dataset, where: str) -> tuple[str, str | None]:
-        """Return the columns of images and of labels, in place of a missing default the only one that can be meant.
-
-        Raises:
-            UserError: a column is missing, or the column of images has none.
-        """
+        """Return the columns of images and of labels, in place of a missing default the only one that can be meant."""
         from datasets import Image
 
         columns = {"image_column": self.image_column, "label_column": self.label_column}
@@ -269,9 +265,6 @@ def load_split(path: str, split: str, subset: str | None = None, files: str | li
         split: name of the split.
         subset: name of the configuration; None if there is only one.
         files: patterns of the files of this split; None if the data set has its files.
-
-    Raises:
-        UserError: the data set, its split or its subset cannot be opened.
     """
     import datasets
 
@@ -316,11 +309,7 @@ def _expand_numbers(pattern: str) -> list[str]:
 
 
 def _load_saved(folder: Path, split: str, subset: str | None) -> Dataset:
-    """Open a split of a folder that `save_to_disk` wrote: splits by name, or a single one that may have no name.
-
-    Raises:
-        UserError: the folder has another split or another subset, or a placeholder of a file, see `check_content`.
-    """
+    """Open a split of a folder that `save_to_disk` wrote: splits by name, or a single one that may have no name."""
     import datasets
 
     try:

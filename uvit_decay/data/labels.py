@@ -123,9 +123,6 @@ class Labels:
             table: the table.
             depth: as in `Labels`.
             options: where the labels come from.
-
-        Raises:
-            UserError: an image is not in the table, or labels are neither class indices nor names.
         """
         names = keys[0]
         for notation in keys:
@@ -162,9 +159,6 @@ def find_labels(
         options: where the labels come from.
         found: the result of `find_table`, which `auto` prefers to folders.
         root: the folder in it that all images are in, and that is not a class.
-
-    Raises:
-        UserError: an image has no label, labels are neither class indices nor names, or the folders are no classes.
     """
     source = options.source
     if source is None:

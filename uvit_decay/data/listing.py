@@ -128,9 +128,6 @@ def list_parts(
         path: the folder, zip or tar.
         classes: list only images of these classes, which must all have training images; None lists all images.
         labels: where the labels come from.
-
-    Raises:
-        UserError: there are no images or no images of a class, or the images have no labels, see `find_labels`.
     """
     path = at_home(path)
     check_images_exist(path)

@@ -34,9 +34,6 @@ def open_data(name: str, test: str | None, image_size: int, channels: int, clean
         clean: crop images at a path as classifiers are tested: shorter side image_size / 0.875, bicubic, then the
             centre; up to SMALL pixels the whole picture. Otherwise they get ADM's crop, as in the training of
             denoisers.
-
-    Raises:
-        UserError: there is no such data, or it does not fit the network.
     """
     if name in SETS or name.endswith((".yaml", ".yml")):
         if test:
@@ -72,9 +69,6 @@ def build_data(name: str, image_size: int | None = None) -> ImageData:
         name: name of the data set or configuration.
         image_size: image size of the network, to which images are cropped if the configuration has no size; None
             takes the common size of the images, as training does.
-
-    Raises:
-        UserError: the configuration cannot be read, or has no data module of uvit_decay.data.
     """
     if name in SETS:
         return SETS[name]()

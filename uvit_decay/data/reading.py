@@ -292,15 +292,16 @@ def leave_out_unreadable(listing: Listing, reading: Reading = AS_TRAINED) -> Lis
 
     All images are decoded once. The result is stored in the cache of this machine and used while names, sizes and
     modification times of the files are the same; of several processes that need it, one decodes.
-
-    Raises:
-        UserError: no image can be read.
     """
+
+    def check(i: int, file: BytesIO) -> None:
+        check_image(file, listing.members[i], reading)
+
     file = _cache_file(listing, reading)
     check_writable(file)
     with FileLock(file.with_suffix(".lock")):
         if not file.exists():
-            failures = _find_unreadable(listing, reading)
+            failures = attempt(listing, range(len(listing.members)), check)
             write_json(file, {str(i): reason for i, reason in failures.items()})
         stored = read_json(file, dict[str, str])
     failures: Failures = {int(i): reason for i, reason in stored.items()}
@@ -308,22 +309,10 @@ def leave_out_unreadable(listing: Listing, reading: Reading = AS_TRAINED) -> Lis
     if not kept:
         raise UserError(explain_failures(listing, failures))
     rest = replace(listing.take(kept), left_out=tuple(failures.values()))
-    _warn_of_emptied_classes(listing, rest)
-    return rest
-
-
-def _warn_of_emptied_classes(listing: Listing, rest: Listing) -> None:
-    """Warn of classes all of whose images cannot be read."""
     names = [listing.class_names[label] for label in sorted({*listing.labels} - {*rest.labels})]
     if names:
         rank_zero_info(f"warning: classes without a picture that can be read: {', '.join(in_words(names)[:FEW])}")
-
-
-def _find_unreadable(listing: Listing, reading: Reading) -> Failures:
-    def check(i: int, file: BytesIO) -> None:
-        check_image(file, listing.members[i], reading)
-
-    return attempt(listing, range(len(listing.members)), check)
+    return rest
 
 
 def _cache_file(listing: Listing, reading: Reading) -> Path:

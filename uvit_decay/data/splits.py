@@ -134,9 +134,6 @@ def hold_out(labels: Sequence[int], share: float) -> tuple[list[int], list[int]]
     Args:
         labels: the class of each image.
         share: of each class, in (0, 1).
-
-    Raises:
-        UserError: no image is held out, or all of them.
     """
     numbers = np.array(labels)
     held_out: list[int] = []
