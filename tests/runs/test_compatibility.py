@@ -207,27 +207,16 @@ def test_counters_of_lightning_are_not_those_of_the_file(trained, tmp_path):
     assert same(runs[0][1], runs[1][1])
 
 
-MOMENTS = ("optimizer_states", 0, "state", 3)
-PLACE = ("loops", "fit_loop", "state_dict", "combined_loader")
 GROWN = functools.reduce(lambda inner, _: [inner, inner], range(60), "x")  # 2^60 words in 60 lists
+MOMENTS = ("optimizer_states", 0, "state", 3)
 DAMAGE = {  # a place, what becomes of the value there (None: it is gone), and what the line names
-    "small moments": ((*MOMENTS, "exp_avg"), lambda v: v.flatten()[:2], ("state.3.exp_avg", "torch.float32")),
-    "no second moments": ((*MOMENTS, "exp_avg_sq"), None, "state.3.exp_avg_sq"),
-    "a moment for all": ((*MOMENTS, "exp_avg"), lambda v: v.mean(), "state.3.exp_avg"),
-    "steps of several": ((*MOMENTS, "step"), lambda v: v.expand(2).clone(), "state.3.step"),
-    "shared moments": ((*MOMENTS, "exp_avg"), lambda v: v.new_zeros(()).expand(v.shape), "state.3.exp_avg"),
-    "integer moments": ((*MOMENTS, "exp_avg_sq"), lambda v: v.int(), ("exp_avg_sq", "torch.float32")),
-    "bad moments": ((*MOMENTS, "exp_avg"), lambda v: v / 0, "state.3.exp_avg"),
-    "moments from nowhere": ((*MOMENTS, "exp_avg"), lambda v: v.to("meta"), "state.3.exp_avg"),
+    "small moments": ((*MOMENTS, "exp_avg"), lambda v: v.flatten()[:2], "exp_avg"),
     "moments in another order": (("optimizer_states", 0, "param_groups"), lambda v: v * 2, "groups"),
-    "two optimizers": (("optimizer_states",), lambda v: v * 2, "values"),
-    "bad weights": (("state_dict", "net.norm.bias"), lambda v: v / 0, "state_dict.net.norm.bias"),
-    "more weights": (("state_dict",), lambda v: {**v, "net.x": v["net.alphas"]}, "state_dict.net.x"),
-    "bad average": (("callbacks", "EMA", "shadow", "norm.bias"), lambda v: v / 0, "ema.norm.bias"),
-    "half an average": (("callbacks", "EMA", "shadow", "norm.bias"), None, "ema.norm.bias"),
-    "a negative count": ((*PLACE, 0, "start"), lambda v: -v, "global batches"),
-    "an endless count": ((*PLACE, 0, "start"), lambda v: 10**30, ("global batches", 10**30)),
-    "no place in the data": (PLACE, None, "combined_loader"),
+    "bad weights": (("state_dict", "net.norm.bias"), lambda v: v / 0, "net.norm.bias"),
+    "more weights": (("state_dict",), lambda v: {**v, "net.x": v["net.alphas"]}, "net.x"),
+    "short weights": (("state_dict", "net.norm.bias"), lambda v: v[:2], "net.norm.bias"),
+    "bad average": (("callbacks", "EMA", "shadow", "norm.bias"), lambda v: v / 0, "norm.bias"),
+    "half an average": (("callbacks", "EMA", "shadow", "norm.bias"), None, "norm.bias"),
     "a negative step": (("uvit_decay", "step"), lambda v: -1, ("step", 0, "-1")),
     "tensors as words": (("uvit_decay", "prediction"), lambda v: torch.zeros(2), "plain values"),
     "words without end": (("uvit_decay",), lambda v: {**v, "more": GROWN}, "plain values"),
@@ -260,26 +249,6 @@ def test_a_checkpoint_of_another_program_is_refused_in_one_line(trained):
     del contents["uvit_decay"]
     with raises_user_error("x", "project"):
         check(contents, tiny_task(), "x")
-
-
-IGNORED = ("loops", "uvit_decay.sampling", "uvit_decay.class_", "uvit_decay.latents")
-IGNORED += ("uvit_decay.step", "uvit_decay.data", "uvit_decay.net.init_args.init", "uvit_decay.net.init_args.zero_init")
-IGNORED += ("uvit_decay.net.init_args.checkpointing", "optimizer_states.0.param_groups", "lr_schedulers.0")
-READ = ("last_epoch", "combined_loader.0.start")
-
-
-def test_no_value_that_is_read_may_be_a_word(trained):
-    task, contents = tiny_task(), torch.load(trained, weights_only=True)
-    check(contents, task, "x")
-    words = [place for place, value in leaves(contents) if not isinstance(value, torch.Tensor)]
-    names = {".".join(map(str, place)): place for place in words}
-    read = [place for name, place in names.items() if not name.startswith(IGNORED) or name.endswith(READ)]
-    assert len(read) > 30
-    for place in read:
-        right = damage(contents, place, lambda value: "a word")
-        with raises_user_error("x"):
-            check(contents, task, "x")
-        damage(contents, place, lambda value, right=right: right)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections import Counter
 from subprocess import PIPE
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -183,26 +182,16 @@ def test_what_a_kill_in_the_first_checkpoint_left_is_removed_by_the_same_command
 class Wandb(WandbLogger):
     """W&B's logger without W&B."""
 
-    def __init__(self, newest, id=None):
-        self._id, self._wandb_init, self.log_metrics = id, {"id": id}, Mock()
-        self._experiment = Mock(id=id, summary={"trainer/global_step": newest} if newest else {})
-
-    experiment = property(lambda self: self._experiment)
+    def __init__(self, id=None):
+        self._id, self._wandb_init = id, {"id": id}
 
 
-@pytest.mark.parametrize(("given", "online", "logged"), [(None, 7, 2), (None, None, 7), ("mine", 7, 7)])
-def test_wandb_goes_on_with_its_id_and_leaves_out_what_it_has(given, online, logged, tmp_path, caplog):
-    """The newest step is known from W&B if it is online, and from metrics.csv."""
-    logger, run = Wandb(online, given), tmp_path / "x" / "version_0"
-    sent = logger.log_metrics
-    run.mkdir(parents=True)
-    (run / "metrics.csv").write_text(f"step,val/loss\n{logged},1.0\n")
+@pytest.mark.parametrize("given", [None, "mine"])
+def test_wandb_goes_on_with_its_id(given, tmp_path):
+    logger = Wandb(given)
+    run = tmp_path / "x" / "version_0"
     continue_records([RunLogger("x", str(tmp_path)), logger], run, {"Wandb": "of the run"}, 4)
     assert logger._wandb_init["id"] == (given or "of the run")
-    for number in (5, 6, 7, 8):
-        logger.log_metrics({"a": 1.0}, number)
-    assert [call.args[1] for call in sent.call_args_list] == [7, 8]
-    find_line(caplog.messages, "W&B", 7)
 
 
 def test_damaged_launches_are_one_line(copied, tmp_path, monkeypatch, capsys):

@@ -84,10 +84,6 @@ def test_a_file_that_a_setting_names_is_compared_by_its_contents(tmp_path):
     (change,) = compare_settings(before, settings(paths[0]))
     assert (change.name, change.flag, change.effect) == ("model.auxiliary.REPA.teacher.sha256", "", DECIDES)
     assert not is_same_run(before, settings(paths[0]))
-    del before["model.auxiliary.REPA.teacher.sha256"]  # as in a run from before checksums were stored
-    (change,) = compare_settings(before, settings(paths[0]))
-    assert "not recorded" in str(change)
-    assert is_same_run(before, settings(paths[0]))
 
 
 def test_a_setting_or_a_group_or_all_may_be_allowed():

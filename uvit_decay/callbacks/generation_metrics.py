@@ -74,6 +74,7 @@ class GenerationMetrics(PeriodicSampling):
     """
 
     history_file = GENERATION
+    command = "python evaluate.py generation --ckpt {checkpoint} --reference {config}:train"
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -21,12 +21,13 @@ from uvit_decay.data.datamodule import ImageData
 from uvit_decay.diffusion.sampling import Sampling, total_nfe
 from uvit_decay.pictures import save_image
 from uvit_decay.runs import history
-from uvit_decay.runs.finish import is_finishing
 from uvit_decay.runs.folder import find_previous_run, run_folder
+from uvit_decay.runs.history import run_of
 from uvit_decay.runs.loggers import log_numbers, log_picture
 from uvit_decay.runtime.errors import UserError, check_whole
-from uvit_decay.runtime.files import check_writable
+from uvit_decay.runtime.files import check_writable, quote_path
 from uvit_decay.runtime.precision import Precision, chosen_precision
+from uvit_decay.runtime.program import localise
 from uvit_decay.runtime.progress import Work, track
 from uvit_decay.tasks.base import Task
 from uvit_decay.tasks.diffusion import DiffusionTask
@@ -46,6 +47,7 @@ class Periodic(Callback):
     history_file: str | None = None  # file name of its measurements in the run folder
     picture: str | None = None  # name of its pictures in the run folder
     reads_images = True  # whether it needs a data module of uvit_decay.data; otherwise any loader will do
+    command: str | None = None  # what computes its results from a {checkpoint} and the {config} beside it
     asked: Precision | None = None  # precision of the network; None: the precision of the task's sampling
 
     def __init__(self, every_n_steps: int = 0, at_end: bool = True, every_n_epochs: int | None = None) -> None:
@@ -154,23 +156,14 @@ class Periodic(Callback):
         """Evaluate at the step from which a run resumes, if that is due and not recorded."""
         step = self.evaluated = trainer.global_step
         previous = find_previous_run(trainer)
-        at_end = self.at_end and is_finishing(trainer)
         was_end = self.at_end and task.start is not None and task.start.ended
-        due = at_end or was_end or self._is_due_now(trainer, task)
-        missing = previous is not None and due and not self._has_record(previous, step)
+        due = was_end or self._is_due_now(trainer, task)
+        missing = previous is not None and due and not self.has_record(previous, step)
         if trainer.strategy.broadcast(missing):
             self.evaluated = -1
-            if not at_end:  # otherwise `on_train_end` evaluates, when all callbacks have begun
-                self._evaluate_once(trainer, task)
+            self._evaluate_once(trainer, task)
 
-    def lacks_result(self, folder: Path, step: int, data: ImageData | None = None) -> bool:
-        """Return whether the run in `folder` ends at `step` and has no record of the evaluation that is due there."""
-        if data is not None and self.find_obstacle(data) is not None:
-            return False
-        due = self.at_end or (self.every_n_steps > 0 and step % self.every_n_steps == 0)
-        return due and not self._has_record(folder, step)
-
-    def _has_record(self, folder: Path, step: int) -> bool:
+    def has_record(self, folder: Path, step: int) -> bool:
         """Return whether a run folder has a record of the evaluation at a step; true if this callback keeps none."""
         if self.history_file:
             measurements = history.read(folder / self.history_file)
@@ -201,6 +194,30 @@ class Periodic(Callback):
         if self.history_file:  # all ranks get the values: callbacks such as BestCheckpoint must decide the same
             for name, value in (trainer.strategy.broadcast(values) or {}).items():
                 trainer.callback_metrics[name] = torch.tensor(float(value))
+
+
+def list_missing_results(callbacks: Iterable[Callback], checkpoint: Path, step: int, data: ImageData) -> list[str]:
+    """Return the commands that compute the results which a run lacks at its end, because a kill came before them.
+
+    Args:
+        callbacks: callbacks of the run.
+        checkpoint: its last checkpoint.
+        step: the step of this checkpoint.
+        data: data of the run, loaded only if a result is missing.
+    """
+    folder = run_of(checkpoint)
+    lines = []
+    for callback in callbacks:
+        if folder is None or not isinstance(callback, Periodic) or not (callback.at_end and callback.command):
+            continue
+        if callback.has_record(folder, step):
+            continue
+        if data.train is None:
+            data.load()
+        if callback.find_obstacle(data) is None:
+            config = quote_path(folder / history.CONFIG)
+            lines.append(localise(callback.command.format(checkpoint=quote_path(checkpoint), config=config)))
+    return lines
 
 
 def record(

@@ -46,6 +46,7 @@ class Preview(PeriodicSampling):
     """
 
     picture = "samples"
+    command = "python sample.py --ckpt {checkpoint}"
     reads_images = False
 
     def __init__(
@@ -113,6 +114,7 @@ class Reconstructions(Periodic):
     """
 
     picture = "reconstructions"
+    command = "python evaluate.py reconstruct --ckpt {checkpoint} --images {config}:train"
 
     def __init__(
         self,

@@ -59,6 +59,7 @@ class LinearProbes(Periodic):
     """
 
     history_file = PROBES
+    command = "python evaluate.py probe --ckpt {checkpoint} --data {config}"
 
     def __init__(
         self,

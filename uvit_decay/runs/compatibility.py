@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
+from torch import Tensor
 
 from uvit_decay.checkpoint.detect import KEY
 from uvit_decay.checkpoint.io import ModelCard, TrainingContents, check_ours
 from uvit_decay.data.classes import class_hash
 from uvit_decay.data.datamodule import ImageData
-from uvit_decay.runs.form import MALFORMED, check_form, check_tensors
+from uvit_decay.runs.resumable import Resumable
 from uvit_decay.runs.settings import (
     DECIDES,
     FORMS,
@@ -22,87 +23,127 @@ from uvit_decay.runs.settings import (
     allows,
     compare_settings,
     explain_refusal,
+    find_effect,
     resolve_class,
     tuple_to_list,
 )
 from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.instantiate import Spec
 
-NOT_THE_FUNCTION = ("init", "zero_init", "skip_zero_init", "checkpointing")  # network arguments that may differ
+MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError)  # raised by contents of another form
+MOMENTS = {"exp_avg", "exp_avg_sq", "momentum_buffer"}  # tensors of an optimizer with the shapes of the parameters
+VERSION = "pytorch-lightning_version"
+LIGHTNING = re.compile(r"[2-9](\.\d+)+(\.?(a|b|rc|post|dev)\d+)*")
 
 
-def check(
-    contents: Mapping[str, Any], task: LightningModule, where: str, trains: bool = False, positioned: bool = True
-) -> ModelCard:
+def check(contents: Mapping[str, Any], task: Resumable, where: str, trains: bool = False) -> ModelCard:
     """Raise a UserError if this run cannot resume from a checkpoint; return its model card.
 
     Network, path, prediction and weighting must equal the task's. If the run trains, so must all settings that decide
-    how training continues, unless `task.allowed` names them. Tensors must be finite and have the shapes and dtypes of
-    this run: the fused optimizer would read beyond the end of moments that are too small.
+    how training continues, unless `task.allowed` names them. Weights and moments must fit the task.
 
     Args:
         contents: contents of the checkpoint.
         task: task of this run.
         where: name of the checkpoint in errors.
         trains: whether the run trains; False if it only validates.
-        positioned: whether the loader of this run continues at the global batch of the checkpoint; the loader of a
-            script does not.
     """
     check_ours(contents, where)
     with explain(f"{where} is damaged, or of another network", *MALFORMED):
         card = ModelCard.from_dict(contents[KEY], where)
         stored = TrainingContents.parse(contents, where)
-        _check_settings(stored, card, task, where, trains)
-        check_form(contents, stored, task, positioned)
+        misfit = _find_misfit(stored.state_dict, task.state_dict())
+        _check_settings(_list_changes(stored, card, task), task, where, trains, fits=misfit is None)
+        # Lightning compares this version with its own when it loads the file, and fails on other text.
+        if not LIGHTNING.fullmatch(contents[VERSION]):
+            raise ValueError(f"{VERSION} is {contents[VERSION]!r:.40}")
+        if stored.average:
+            misfit = misfit or _find_misfit(stored.average, dict(task.net.named_parameters()))
+        if misfit:
+            raise ValueError(misfit)
+        for name, value in (stored.state_dict | stored.average).items():
+            if not value.isfinite().all():
+                raise ValueError(f"{name} is not finite")
+        (optimizer,) = contents["optimizer_states"]
+        _check_moments(optimizer, task.group_parameters(1.0))
     return card
 
 
-def _check_settings(stored: TrainingContents, card: ModelCard, task: LightningModule, where: str, trains: bool) -> None:
-    """Raise a UserError that names all differences from the checkpoint that are not allowed."""
-    # 1. Differences of the function: network, path, prediction. If the stored tensors fit all the same, as with another
-    #    path, --resume.allow may name them; otherwise nothing could be loaded.
-    function: list[Change] = []
-    for part, ours in task.function_spec().items():
-        function += compare_specs(part, getattr(card, part), ours)
-    changes = compare_settings(stored.settings, task.settings)
-    fixed = [change for change in changes if change.effect == FORMS]
-    allowable: list[Change] = []
-    if not function or _has_same_tensors(stored.state_dict, task):
-        allowable += function
-    else:
-        fixed += function
-    # 2. Differences of the training, unless step 1 has them already: `model.net.dim` is both a setting and an argument
-    #    of the network.
-    if trains:
-        known = [change.flag for change in function]
-        for change in changes:
-            if change.effect == DECIDES and not allows(known, change.name):
-                allowable.append(change)
-    refused = [change for change in allowable if not allows(task.allowed, change.flag or change.name)]
-    if not (fixed or refused):
-        return
-    for change in changes:
-        if fixed and change.name == "model.class_path":
-            # A task of another class has other options, and their list would fill a page.
-            task_class = Change("the task", change.before, change.now, "")
-            raise UserError(explain_refusal(where, [task_class], ()))
-    raise UserError(explain_refusal(where, fixed, refused))
-
-
-def _has_same_tensors(stored: Any, task: LightningModule) -> bool:
-    """Return whether stored weights have the form of the task's weights, and equal alphas, betas and scales."""
-    try:
-        ours = task.state_dict()
-        check_tensors(stored, ours, "state_dict")
-    except MALFORMED:
-        return False
+def _find_misfit(stored: Mapping[str, Tensor], ours: Mapping[str, Tensor]) -> str | None:
+    """Return the first difference in names or shapes of weights, or in the values of alphas, betas and scales."""
+    different = stored.keys() ^ ours.keys()
+    if different:
+        name = min(different)
+        return f"{name} is missing" if name in ours else f"{name} is not expected"
     for name, value in ours.items():
+        if stored[name].shape != value.shape:
+            return f"{name} has shape {tuple(stored[name].shape)}, not {tuple(value.shape)}"
         if name.endswith((".alphas", ".betas", ".scales")) and not torch.equal(stored[name], value.cpu()):
-            return False
-    return True
+            return f"{name} has other values"
+    return None
 
 
-def describe_changes(contents: Mapping[str, Any], card: ModelCard, task: LightningModule, data: ImageData) -> str:
+def _check_moments(stored: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> None:
+    """Raise a ValueError if the state of an optimizer does not fit the parameters of this run, in their groups.
+
+    Scripts store no settings that tell it, and a fused optimizer would read beyond the end of moments that are too
+    small.
+    """
+    if [len(group["params"]) for group in stored["param_groups"]] != [len(group["params"]) for group in groups]:
+        raise ValueError("its optimizer has other groups of parameters")
+    parameters = []
+    for group in groups:
+        parameters += group["params"]
+    for i, state in stored["state"].items():
+        for name in MOMENTS & state.keys():
+            if state[name].shape != parameters[i].shape:
+                raise ValueError(f"{name} of parameter {i} has shape {tuple(state[name].shape)}")
+
+
+def _list_changes(stored: TrainingContents, card: ModelCard, task: Resumable) -> list[Change]:
+    """Return the settings that differ; if a class differs, its arguments are left out.
+
+    They are train.py's settings, or the fields of the model card if a script began or resumes the run.
+    """
+    if not (stored.settings and task.settings):
+        changes = []
+        for part, ours in task.function_spec().items():
+            changes += compare_specs(part, getattr(card, part), ours)
+        return changes
+    changes = compare_settings(stored.settings, task.settings)
+    classes = {change.name for change in changes if change.name.endswith(".class_path")}
+    owners = [name.removesuffix(".class_path") for name in classes]
+    return [change for change in changes if change.name in classes or not allows(owners, change.name)]
+
+
+def _check_settings(changes: Iterable[Change], task: Resumable, where: str, trains: bool, fits: bool) -> None:
+    """Raise a UserError that names all changes that are not allowed.
+
+    Args:
+        changes: differences from the checkpoint.
+        task: task of this run.
+        where: name of the checkpoint in errors.
+        trains: whether the run trains; otherwise only the function of the network counts.
+        fits: whether the weights fit all the same, as with another path; otherwise nothing could be loaded, and
+            --resume.allow cannot help.
+    """
+    function = [f"model.{part}" for part in task.function_spec()]
+    fixed = []
+    refused = []
+    for change in changes:
+        name = change.flag or change.name
+        is_function = change.effect == DECIDES and allows(function, name)
+        if change.effect == FORMS or (is_function and not fits):
+            fixed.append(change)
+        elif allows(task.allowed, name):
+            continue
+        elif is_function or (trains and change.effect == DECIDES):
+            refused.append(change)
+    if fixed or refused:
+        raise UserError(explain_refusal(where, fixed, refused))
+
+
+def describe_changes(contents: Mapping[str, Any], card: ModelCard, task: Resumable, data: ImageData) -> str:
     """Return one line with all settings that differ from the checkpoint, empty if none differs.
 
     Args:
@@ -169,7 +210,7 @@ def compare_specs(part: str, stored: Spec | str | None, ours: Spec | str) -> Ite
     before = {**defaults, **stored.init_args}
     now = {**defaults, **ours.init_args}
     for name in before | now:
-        if name in NOT_THE_FUNCTION:
+        if find_effect(f"model.{part}.{name}") != DECIDES:
             continue
         value = tuple_to_list(before.get(name, MISSING))
         expected = tuple_to_list(now.get(name, MISSING))

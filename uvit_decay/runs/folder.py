@@ -12,6 +12,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay.runs.history import CHECKPOINTS, CONFIG, HISTORIES, METRICS, NUMBERED, list_run_folders, run_of
+from uvit_decay.runs.lightning_private import has_version
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import Claimed, claim_paths, remove_remains
 
@@ -67,10 +68,10 @@ def find_own_run(checkpoint: Path, trainer: Trainer) -> Path | None:
     logger = next(filter(makes_folders, trainer.loggers), None)
     if run is None or logger is None:
         return None
-    if logger._version is None:
-        same = run.parent.resolve() == Path(logger.root_dir).resolve()
-    else:
+    if has_version(logger):
         same = run.resolve() == Path(logger.log_dir).resolve()
+    else:
+        same = run.parent.resolve() == Path(logger.root_dir).resolve()
     return run if same else None
 
 

@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 from lightning.pytorch.cli import SaveConfigCallback
 
 from uvit_decay.runs.folder import LAUNCHES, RUN_FILES, remove_partial_checkpoints, run_folder
 from uvit_decay.runs.history import CHECKPOINTS, CONFIG
 from uvit_decay.runs.loggers import continue_records, guard, list_versions
+from uvit_decay.runs.resumable import Resumable
 from uvit_decay.runs.resume import Start
 from uvit_decay.runs.settings import compare_settings
 from uvit_decay.runtime.errors import UserError
@@ -79,7 +80,7 @@ def add_launch(run: Path, launch: Launch) -> None:
         file.write("".join(f"{line}\n" for line in lines).encode())
 
 
-def describe_launch(trainer: Trainer, task: LightningModule) -> Launch:
+def describe_launch(trainer: Trainer, task: Resumable) -> Launch:
     """Describe this launch; only rank 0 may call this."""
     start: Start | None = task.start
     step = 0
@@ -120,7 +121,7 @@ class SaveConfig(SaveConfigCallback):
         super().__init__(*args, **options)
         self._claims = claims  # the locks of this program
 
-    def setup(self, trainer: Trainer, task: LightningModule, stage: str) -> None:
+    def setup(self, trainer: Trainer, task: Resumable, stage: str) -> None:
         if self.already_saved:
             return
         for logger in trainer.loggers:
@@ -131,7 +132,7 @@ class SaveConfig(SaveConfigCallback):
         if stage != "fit":
             super().setup(trainer, task, stage)
 
-    def on_fit_start(self, trainer: Trainer, task: LightningModule) -> None:
+    def on_fit_start(self, trainer: Trainer, task: Resumable) -> None:
         super().setup(trainer, task, "fit")
 
     def _take_new_folder(self, trainer: Trainer) -> None:
@@ -147,7 +148,7 @@ class SaveConfig(SaveConfigCallback):
         if trainer.strategy.broadcast(occupied):
             raise UserError(f"{self._folder} already holds a run: set another version or folder of the logger")
 
-    def save_config(self, trainer: Trainer, task: LightningModule, stage: str) -> None:
+    def save_config(self, trainer: Trainer, task: Resumable, stage: str) -> None:
         for logger in trainer.loggers:
             logger.log_hyperparams(task.settings)
         with replacing(self._folder / CONFIG) as file:

@@ -2,69 +2,22 @@
 
 from __future__ import annotations
 
-import csv
 import shutil
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.loggers.csv_logs import CSVLogger, ExperimentWriter
+from lightning.pytorch.loggers.csv_logs import CSVLogger
 from lightning.pytorch.loggers.logger import rank_zero_experiment
 from lightning.pytorch.utilities import rank_zero_only
 
 from uvit_decay.runs.folder import RUN_FILES
-from uvit_decay.runs.history import METRICS, read_rows
+from uvit_decay.runs.history import METRICS
+from uvit_decay.runs.lightning_private import keep_rows
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import LOCK, check_writable, list_missing, replacing, writing
+from uvit_decay.runtime.files import LOCK, check_writable, list_missing, writing
 from uvit_decay.runtime.typed import check_types
-
-
-class RowWriter(ExperimentWriter):
-    """Lightning's writer of metrics.csv, which keeps the rows of an existing file and replaces the file atomically.
-
-    Lightning's own writer removes the file, and it truncates it to write a header with new names. Numbers that the last
-    steps of the file already have are not written again: a run that was killed while it evaluated evaluates again.
-    """
-
-    def __init__(self, log_dir: str) -> None:
-        self._written: set[tuple[int, str]] | None = None  # (step, name) in the last two steps of the file
-        super().__init__(log_dir)
-
-    def _check_log_dir_exists(self) -> None:
-        """Do nothing; Lightning removes metrics.csv from a folder that is not empty."""
-
-    def log_metrics(self, metrics_dict: Mapping[str, Any], step: int | None = None) -> None:
-        if self._written is None:
-            self._written = self._read_last_steps()
-        if step is None or not all((step, name) in self._written for name in metrics_dict):
-            super().log_metrics(dict(metrics_dict), step)
-
-    def _read_last_steps(self) -> set[tuple[int, str]]:
-        """Read the names of the file's columns, and return (step, name) of the numbers in its last two steps."""
-        path = Path(self.metrics_file_path)
-        if not path.exists():
-            return set()
-        with path.open(newline="") as file:
-            self.metrics_keys = next(csv.reader(file), [])
-        rows = list(read_rows(path))
-        last = max((step for step, _ in rows), default=0)
-        return {(step, name) for step, values in rows for name in values if step >= last - 1}
-
-    def _rewrite_with_new_header(self, fieldnames: list[str]) -> None:
-        path = self.metrics_file_path
-        with replacing(Path(path)) as file:
-            self.metrics_file_path = shutil.copyfile(path, file.name)
-            super()._rewrite_with_new_header(fieldnames)
-        self.metrics_file_path = path
-
-
-@rank_zero_only
-def keep_rows(logger: CSVLogger) -> None:
-    """Let a logger continue the rows of a metrics.csv in its folder."""
-    if not isinstance(logger._experiment, RowWriter):
-        logger._experiment = RowWriter(logger.log_dir)
 
 
 @check_types

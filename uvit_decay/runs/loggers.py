@@ -16,13 +16,12 @@ from lightning.pytorch.utilities import rank_zero_info
 from PIL import Image
 
 from uvit_decay.runs.folder import makes_folders, read_version
-from uvit_decay.runs.history import METRICS, read_rows
-from uvit_decay.runs.log import RunLogger, keep_rows
+from uvit_decay.runs.lightning_private import hide_later_steps, keep_rows, set_record
+from uvit_decay.runs.log import RunLogger
 from uvit_decay.runtime.errors import UserError, one_line
 
 # Methods that Lightning calls during a run and at its end.
 GUARDED = ("log_metrics", "save", "finalize")
-STEP = "trainer/global_step"  # name of the step in W&B
 _WARNED: WeakSet[Logger] = WeakSet()  # loggers whose failure has been reported
 
 
@@ -95,7 +94,7 @@ def _send_picture(logger: Logger, name: str, picture: Image.Image, step: int) ->
 
 
 def list_versions(loggers: Iterable[Logger]) -> dict[str, int | str]:
-    """Return the names under which loggers keep a run, by class: versions of folders, the IDs of W&B and MLflow.
+    """Return the names under which loggers keep a run, by class: versions of folders, the ID of W&B.
 
     The second logger of a class has a number behind its name. Other loggers are left out. Only rank 0 may call this.
     """
@@ -103,8 +102,6 @@ def list_versions(loggers: Iterable[Logger]) -> dict[str, int | str]:
     for name, logger in _name(loggers):
         if makes_folders(logger) or isinstance(logger, WandbLogger):
             versions[name] = logger.version
-        elif isinstance(logger, MLFlowLogger):
-            versions[name] = logger.run_id  # which makes it, while `version` does not
     return versions
 
 
@@ -119,8 +116,6 @@ def continue_records(loggers: Sequence[Logger], run: Path, versions: Mapping[str
         versions: see `list_versions`. A logger that is not in it begins a new record.
         step: the optimizer step from which the run resumes.
     """
-    # The version or ID has to be set before the logger creates its record, which it does at its first use. Of these
-    # classes only ours has a method for it.
     first = next(logger for logger in loggers if makes_folders(logger))
     for name, logger in _name(loggers):
         version = read_version(run) if logger is first else versions.get(name)
@@ -128,43 +123,13 @@ def continue_records(loggers: Sequence[Logger], run: Path, versions: Mapping[str
             continue
         if isinstance(logger, RunLogger):
             logger.go_on(version)
-        elif makes_folders(logger) and logger._version is None:
-            logger._version = version
-        elif isinstance(logger, MLFlowLogger) and logger._run_id is None:
-            logger._run_id = version
-            logger.log_hyperparams = lambda *_, **__: None  # MLflow refuses to change the parameters of a run
-        elif isinstance(logger, WandbLogger) and logger._id is None:
-            logger._id = logger._wandb_init["id"] = version
+        else:
+            set_record(logger, version)
         # What the earlier launch has logged after the checkpoint will be logged again.
         if isinstance(logger, TensorBoardLogger):
-            logger._kwargs["purge_step"] = step + 1
+            hide_later_steps(logger, step)
         elif isinstance(logger, CSVLogger):
             keep_rows(logger)
-        elif isinstance(logger, WandbLogger):
-            _skip_earlier_steps(logger, run / METRICS)
-
-
-def _skip_earlier_steps(logger: WandbLogger, log: Path) -> None:
-    """Let a logger of W&B, which cannot take back a step, leave out all steps before the newest one that it has.
-
-    That is the newest step in `log`, a metrics.csv that is not cut yet, or in W&B, which offline does not know it.
-    """
-    newest = max((step for step, _ in read_rows(log)), default=0)
-    asked = False
-    send = logger.log_metrics
-
-    @wraps(send)
-    def send_later_steps(metrics: Mapping[str, float], step: int | None = None) -> None:
-        nonlocal newest, asked
-        if not asked:
-            asked = True
-            newest = max(newest, int(logger.experiment.summary.get(STEP) or 0))
-            if step is not None and step < newest:
-                rank_zero_info(f"W&B has steps up to {newest} and cannot go back: earlier ones are left out there")
-        if step is None or step >= newest:
-            send(metrics, step)
-
-    logger.log_metrics = send_later_steps
 
 
 def _name(loggers: Iterable[Logger]) -> Iterator[tuple[str, Logger]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities import rank_zero_info
 
@@ -14,12 +14,12 @@ from uvit_decay.checkpoint.io import ModelCard
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.runs import history
 from uvit_decay.runs.compatibility import check, check_data, describe_changes
-from uvit_decay.runs.counters import restore_counters, run_length
-from uvit_decay.runs.finish import finish
+from uvit_decay.runs.counters import run_length
 from uvit_decay.runs.folder import find_previous_run, run_folder
 from uvit_decay.runs.history import HISTORIES, METRICS
-from uvit_decay.runs.log import keep_rows
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.runs.lightning_private import count_global_batches, keep_rows, restore_counters
+from uvit_decay.runs.resumable import Resumable
+from uvit_decay.runtime.errors import RunEnded, UserError, explain
 
 
 @runtime_checkable
@@ -29,7 +29,7 @@ class KeepsHistory(Protocol):
     history_file: str | None  # its name; None if it keeps none
 
 
-def restore_run(contents: dict[str, Any], task: LightningModule) -> int:
+def restore_run(contents: dict[str, Any], task: Resumable) -> int:
     """Check a checkpoint, print the settings that differ from it, and replace its counters.
 
     Counters are not replaced if a script passes its own loaders: they begin the epoch again.
@@ -42,7 +42,7 @@ def restore_run(contents: dict[str, Any], task: LightningModule) -> int:
         the number of images that the run has been trained on so far.
 
     Raises:
-        RunEnded: the checkpoint is already at the end of the run, and no result is missing there.
+        RunEnded: the checkpoint is already at the end of the run.
         UserError: this run cannot resume from the checkpoint.
     """
     data = task.data
@@ -50,7 +50,7 @@ def restore_run(contents: dict[str, Any], task: LightningModule) -> int:
     trains = trainer.state.fn == "fit"
     has_position = isinstance(data, ImageData)  # a script's own loaders begin the epoch again
     # 1. The file was read again, and scripts have not checked it at all.
-    card = check(contents, task, "the checkpoint", trains, has_position)
+    card = check(contents, task, "the checkpoint", trains)
     seen = contents.get("images_seen", 0)
     if has_position:
         seen = _restore_position(contents, card, task)
@@ -60,7 +60,7 @@ def restore_run(contents: dict[str, Any], task: LightningModule) -> int:
     return seen
 
 
-def _restore_position(contents: dict[str, Any], card: ModelCard, task: LightningModule) -> int:
+def _restore_position(contents: dict[str, Any], card: ModelCard, task: Resumable) -> int:
     """Check the data and the length of the run, and replace the counters; return the number of images seen so far."""
     data = task.data
     trainer = task.trainer
@@ -73,15 +73,17 @@ def _restore_position(contents: dict[str, Any], card: ModelCard, task: Lightning
         _check_cooldown(contents, task, total)
         if changes:
             rank_zero_info(f"other settings than in the checkpoint: {changes}")
-        # 3. At the end of the run, only results that a killed program lacks are left to do.
+        # 3. The end of the run.
         if step >= total > 0:
             flag = "max_steps" if total == trainer.max_steps else "max_epochs"
-            finish(trainer, step, f"--trainer.{flag}")
-    restore_counters(contents, trainer, epoch, data.micro_batches)
+            raise RunEnded(f"the checkpoint is at step {step}, the end: set --trainer.{flag} higher to resume")
+    with explain("the checkpoint has no place in the data, as of a script's own loader", LookupError, TypeError):
+        done = count_global_batches(contents)
+    restore_counters(contents, trainer, done, epoch, data.micro_batches)
     return contents.get("images_seen", step * data.batch_size)
 
 
-def _check_cooldown(contents: dict[str, Any], task: LightningModule, total: float) -> None:
+def _check_cooldown(contents: dict[str, Any], task: Resumable, total: float) -> None:
     """Raise a UserError if a cool-down that the run of the checkpoint had not begun would have begun before it.
 
     The learning rate would fall at once, and the run would end as no run with this schedule from the beginning does.

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_only
 
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.runs.checkpoints import NAMES, Checkpoints, find_newest, has_newer
 from uvit_decay.runs.compatibility import check, has_images
 from uvit_decay.runs.folder import claim_run, find_own_run
+from uvit_decay.runs.resumable import Resumable
 from uvit_decay.runs.settings import Settings, allows, keeps_weights
 
 
@@ -40,7 +41,7 @@ class Start:
 
 
 def resume(
-    task: LightningModule,
+    task: Resumable,
     trainer: Trainer,
     data: ImageData,
     chosen: str | None,
@@ -78,7 +79,7 @@ def resume(
 
 
 def _find_start(
-    task: LightningModule,
+    task: Resumable,
     trainer: Trainer,
     data: ImageData,
     chosen: str | None,

@@ -18,7 +18,6 @@ Settings = Mapping[str, Any]  # values by flag without dashes: {"model.optim.lr"
 
 MISSING = "nothing"
 SHA256 = ".sha256"  # end of the name of a file's checksum, see uvit_decay/tasks/file_digests.py
-UNRECORDED = "not recorded"  # checksum of a file in runs up to commit 72e8659
 LISTS = ("trainer.callbacks", "model.auxiliary")  # lists of classes, whose arguments have no options of their own
 ALL = "all"  # in --resume.allow
 FORMS = "forms the state of the optimizer"
@@ -116,8 +115,8 @@ class Change:
 
     @property
     def effect(self) -> str:
-        """Effect of the setting on a run; a checksum that was not recorded refuses nothing."""
-        return FREE if self.before == UNRECORDED else find_effect(self.name)
+        """Effect of the setting on a run."""
+        return find_effect(self.flag or self.name)
 
     def __str__(self) -> str:
         return f"{self.name} {self.now} (was {self.before})"
@@ -153,7 +152,7 @@ def _compare_setting(name: str, before: Settings, now: Settings) -> Iterator[Cha
     if then != value and not (is_same_file or is_same_class):
         yield Change(name, then, value)
     elif then == value and stored != ours:
-        yield Change(digest, UNRECORDED if stored is None else stored, MISSING if ours is None else ours, flag="")
+        yield Change(digest, MISSING if stored is None else stored, MISSING if ours is None else ours, flag="")
 
 
 def _is_same_class(name: str, *paths: Any) -> bool:

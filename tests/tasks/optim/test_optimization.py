@@ -298,24 +298,6 @@ def test_a_class_has_the_groups_and_its_arguments():
     ]
 
 
-def test_damaged_moments_of_a_class_are_refused(tmp_path):
-    """Only finiteness is asked for: the moments of Adafactor's matrices are a row and a column."""
-    optim = Optimization(optimizer="torch.optim.Adafactor")
-    run(tmp_path, optim, max_steps=1)
-    contents = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
-    check(contents, DiffusionTask(tiny_net(), optim=optim), "x")
-    with raises_user_error("optimizer_states.0.state.0."):  # of a script, which stores no settings
-        check(contents, DiffusionTask(tiny_net(), optim=Optimization()), "x")
-    state = contents["optimizer_states"][0]["state"]
-    matrix = next(i for i, moments in state.items() if "row_var" in moments)
-    wrong = {"row_var": torch.tensor([1.0, math.nan]), "col_var": math.inf, "step": torch.empty((), device="meta")}
-    for name, value in wrong.items():
-        right, state[matrix][name] = state[matrix][name], value
-        with raises_user_error(f"optimizer_states.0.state.{matrix}.{name}"):
-            check(contents, DiffusionTask(tiny_net(), optim=optim), "x")
-        state[matrix][name] = right
-
-
 @pytest.mark.parametrize("name", ["lars", "sgd", "adamw"])
 def test_the_optimizer_has_the_settings(name):
     optim = Optimization(optimizer=name, momentum=0.6, betas=(0.8, 0.7), weight_decay=0.1)

@@ -107,14 +107,3 @@ def test_norm_and_clipping_are_of_the_unscaled_gradient(name, tmp_path):
 def test_what_float16_cannot_train_is_refused(optim, options, words, tmp_path):
     with raises_user_error(*words):
         fit(tmp_path, optim=Optimization(1e-3, **optim), **options)
-
-
-@pytest.mark.parametrize("name", ["scale", "_growth_tracker"])
-def test_a_damaged_scale_is_refused(name, tmp_path):
-    fit(tmp_path, max_steps=1)
-    path = tmp_path / "checkpoints" / "last.ckpt"
-    contents = torch.load(path, weights_only=False)
-    contents["MixedPrecision"][name] = float("nan")
-    torch.save(contents, path)
-    with raises_user_error("damaged", name):
-        fit(tmp_path / "b", ckpt_path=path)

@@ -24,6 +24,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from tensorboard.summary.writer.event_file_writer import _AsyncWriterThread
 
 from uvit_decay.callbacks import Progress  # imports all callbacks, so that flags may name them without the module
+from uvit_decay.callbacks.periodic import list_missing_results
 from uvit_decay.commands.train.complete import complete
 from uvit_decay.commands.train.flags import find_flag
 from uvit_decay.commands.train.help import SUBCOMMANDS
@@ -35,15 +36,17 @@ from uvit_decay.doctor import Plan
 from uvit_decay.nn import ImageNetwork  # noqa: F401  imports all networks, for the same reason
 from uvit_decay.runs.checkpoints import (
     AUTO,
+    LAST,
     NAMES,
+    NEXT,
     Checkpoints,
     find_before,
     finish_rotation,
     read_settings,
 )
-from uvit_decay.runs.finish import find_missing
 from uvit_decay.runs.folder import makes_folders, run_folder
 from uvit_decay.runs.launch import SaveConfig, go_on
+from uvit_decay.runs.lightning_private import set_length
 from uvit_decay.runs.log import RunFolder
 from uvit_decay.runs.resume import Start, resume
 from uvit_decay.runtime.command_line import Parser as OneLineParser
@@ -261,8 +264,12 @@ class CLI(LightningCLI):
         try:
             super()._run_subcommand(subcommand)
         except RunEnded as error:
+            start = self.model.start
             if self.trainer.is_global_zero:
-                finish_rotation(Path(self._get(self.config_init, "ckpt_path")))
+                finish_rotation(start.checkpoint)
+                last = start.checkpoint.with_name(LAST) if start.checkpoint.name == NEXT else start.checkpoint
+                for command in list_missing_results(self.trainer.callbacks, last, start.step, self.datamodule):
+                    rank_zero_info(f"a result of step {start.step} is missing: {command}")
             if self.config[subcommand].ckpt_path != AUTO:
                 raise
             rank_zero_info(f"nothing is left to do: {error}")
@@ -283,9 +290,8 @@ class CLI(LightningCLI):
         # Ranks may see different folders: if there are several, they agree when the checkpoint is loaded.
         alone = self.trainer.world_size == 1
         is_complete = 0 <= self.trainer.max_steps <= start.step
-        if alone and is_complete and not find_missing(self.trainer, start.checkpoint, start.step):
-            step = f"the checkpoint is at step {start.step}"
-            raise RunEnded(f"{step}: set --trainer.max_steps higher than that to resume")
+        if alone and is_complete:
+            raise RunEnded(f"the checkpoint is at step {start.step}, the end: set --trainer.max_steps higher to resume")
 
     def _has_minutes(self) -> bool:
         """Return whether the length of the run is given in minutes; steps or epochs take precedence."""
@@ -306,7 +312,7 @@ class CLI(LightningCLI):
             rank_zero_info(
                 f"--minutes {minutes:g} is for new runs: this run ends at step {steps}, or at --trainer.max_steps"
             )
-        self.trainer.fit_loop.epoch_loop.max_steps = steps
+        set_length(self.trainer, steps)
         self._get(self.config, "trainer").max_steps = steps
         self.model.settings = self._dump_settings()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
@@ -18,7 +18,7 @@ from uvit_decay.runtime.optimizers import MUON
 from uvit_decay.runtime.typed import Needs, Positive, Within, check_types
 from uvit_decay.tasks.optim.rate_over_gain import RateFactors, RowSteps, rate_factors
 from uvit_decay.tasks.optim.schedule import Annealing, anneal
-from uvit_decay.tasks.optim.table import FLAG, MOMENTUM, OPTIMIZERS, build_class
+from uvit_decay.tasks.optim.table import FLAG, OPTIMIZERS, build_class
 
 DecayOn = Literal["all", "matrices", "layers"]
 EMBEDDINGS = ("pos_embed", "cls_token")  # without weight decay in fine-tuning (MAE's code)
@@ -333,17 +333,6 @@ class Optimization:
     def needs_whole_matrices(self) -> bool:
         """True if the optimizer cannot take sharded matrices."""
         return self.optimizer in OPTIMIZERS and OPTIMIZERS[self.optimizer].whole
-
-    def state_names(self, group: Mapping[str, Any]) -> tuple[str, ...] | None:
-        """Return the names of the tensors that the optimizer keeps for each parameter of a group, see `Rule.state`.
-
-        They are None for an optimizer by class path: only its class knows them.
-        """
-        if self.optimizer not in OPTIMIZERS:
-            return None
-        if group.get(MUON):
-            return MOMENTUM
-        return OPTIMIZERS[self.optimizer].state
 
 
 def _keep_groups(optimizer: Optimizer, stored: dict[str, Any]) -> dict[str, Any]:

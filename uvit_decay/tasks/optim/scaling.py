@@ -15,7 +15,6 @@ from lightning.pytorch.plugins import MixedPrecision
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from uvit_decay.runs.form import IN_A_ROW, MIXED, SKIPPED
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.precision import FLOAT16
 from uvit_decay.tasks.finite import KEPT
@@ -23,6 +22,8 @@ from uvit_decay.tasks.optim.options import Optimization
 from uvit_decay.tasks.optim.table import ARGUMENTS
 from uvit_decay.tasks.parallel.sharding import Sharded
 
+MIXED = "MixedPrecision"  # Lightning's name of the state of a gradient scaler
+SKIPPED, IN_A_ROW = "skipped_steps", "skipped_in_a_row"  # names of the counts in checkpoints
 MOST = 20  # skipped steps in a row, after which the scale is a millionth of what it was
 
 

@@ -14,8 +14,6 @@ from uvit_decay.runtime.optimizers import LARS, Muon
 
 Groups = Sequence[dict[str, Any]]  # parameters with their lr and weight_decay
 FLAG, ARGUMENTS = "--model.optim.optimizer", "--model.optim.arguments"
-ADAM = ("step", "exp_avg", "exp_avg_sq")
-MOMENTUM = ("momentum_buffer",)
 
 
 @dataclass(frozen=True)
@@ -24,23 +22,20 @@ class Rule:
 
     Args:
         build: function (groups, learning rate, betas, momentum, fused) -> optimizer; `fused` makes AdamW one kernel.
-        state: names of the tensors that it keeps for each parameter: `step` is a number, all others are moments, which
-            have the parameter's shape and dtype. Muon keeps `MOMENTUM` for its matrices.
         gain_power: the power of a branch's gain by which `rate_over_gain` divides the rate; None if it does not work.
         whole: whether it needs whole matrices, which FSDP shards.
     """
 
     build: Callable[[Groups, float, tuple[float, float], float, bool], Optimizer]
-    state: tuple[str, ...]
     gain_power: int | None = None
     whole: bool = False
 
 
 OPTIMIZERS: dict[str, Rule] = {
-    "adamw": Rule(lambda groups, lr, betas, _, fused: AdamW(groups, lr, betas, fused=fused), ADAM, gain_power=1),
-    "muon": Rule(Muon, ADAM, gain_power=1, whole=True),
-    "lars": Rule(lambda groups, lr, _, momentum, __: LARS(groups, lr, momentum), MOMENTUM, whole=True),
-    "sgd": Rule(lambda groups, lr, _, momentum, __: SGD(groups, lr, momentum), MOMENTUM, gain_power=2),
+    "adamw": Rule(lambda groups, lr, betas, _, fused: AdamW(groups, lr, betas, fused=fused), gain_power=1),
+    "muon": Rule(Muon, gain_power=1, whole=True),
+    "lars": Rule(lambda groups, lr, _, momentum, __: LARS(groups, lr, momentum), whole=True),
+    "sgd": Rule(lambda groups, lr, _, momentum, __: SGD(groups, lr, momentum), gain_power=2),
 }
 
 

@@ -1,4 +1,4 @@
-"""A run that was killed between its last checkpoint and its last results: a resumed run makes what is missing."""
+"""Results that a kill at the end of a run left out: they are named, or made by a longer run."""
 
 import json
 from functools import partial
@@ -15,7 +15,6 @@ TINY = ["--config=small.yaml", "--model.net.dim=16", "--model.net.depth=2", "--t
 TINY += ["--model.sampling.steps=2", "--trainer.log_every_n_steps=1", "--ckpt_path=auto"]
 KEPT = {"EMA": {}, "Preview": {"rows": 1}, "LastCheckpoint": {}}
 KEPT |= {"LinearProbes": {"every_n_steps": 2, "times": [0.1], "max_train": 60, "max_test": 40}}
-RESULTS = ("probes.jsonl", "probes.csv", "samples.png", "samples/step_00000003.png")
 
 
 class Killed(BaseException):
@@ -51,34 +50,30 @@ def command(tmp_path, monkeypatch):
     return partial(launch, monkeypatch, tmp_path / "killed")
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """Return the folder of a run that nothing kills."""
-    with pytest.MonkeyPatch.context() as patch:
-        (run,) = launch(patch, tmp_path_factory.mktemp("whole"))
-    return run
-
-
-@pytest.mark.parametrize("callback", [Preview, LinearProbes])
-def test_missing_results_are_made_by_the_same_command(callback, whole, command, monkeypatch, caplog):
+@pytest.mark.parametrize(
+    ("callback", "program"), [(Preview, "sample.py --ckpt"), (LinearProbes, "evaluate.py probe --ckpt")]
+)
+def test_missing_results_are_named_with_their_command(callback, program, command, monkeypatch, caplog):
     with monkeypatch.context() as patch:
         kill_at_the_end(patch, callback)
         with pytest.raises(Killed):
             command()
-    (finished,) = command()
-    find_line(caplog.messages, "step 3", callback.__name__)
-    for name in RESULTS:
-        assert (finished / name).read_bytes() == (whole / name).read_bytes(), name
-    ours, theirs = (torch.load(run / "checkpoints" / "last.ckpt", weights_only=True) for run in (finished, whole))
-    assert ours["global_step"] == theirs["global_step"] == 3
-    for name, value in theirs["state_dict"].items():
-        assert torch.equal(ours["state_dict"][name], value)
-    assert [json.loads(line)["step"] for line in (finished / "probes.jsonl").read_text().splitlines()] == [2, 3]
-    before = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
     caplog.clear()
-    assert command() == [finished]
-    find_line(caplog.messages, "step 3", "--trainer.max_steps")
-    assert {path: path.stat().st_mtime_ns for path in finished.rglob("*")} == before
+    (run,) = command()
+    find_line(caplog.messages, "nothing is left to do", "step 3", "--trainer.max_steps")
+    line = find_line(caplog.messages, "step 3 is missing", program)
+    checkpoint = run / "checkpoints" / "last.ckpt"
+    assert str(checkpoint.relative_to(run.parents[2])) in line
+    assert torch.load(checkpoint, weights_only=True)["global_step"] == 3
+
+
+def test_a_complete_run_lacks_no_result(command, caplog):
+    (run,) = command()
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    caplog.clear()
+    assert command() == [run]
+    assert not [message for message in caplog.messages if "is missing" in message]
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
 def test_a_longer_run_first_makes_the_missing_results_of_a_shorter_one(command, monkeypatch):
@@ -88,18 +83,3 @@ def test_a_longer_run_first_makes_the_missing_results_of_a_shorter_one(command, 
             command()
     (run,) = command("--trainer.max_steps=4")
     assert [json.loads(line)["step"] for line in (run / "probes.jsonl").read_text().splitlines()] == [2, 3, 4]
-
-
-def test_a_second_kill_costs_no_result_that_is_recorded(whole, command, monkeypatch):
-    with monkeypatch.context() as patch:
-        kill_at_the_end(patch, Preview)
-        with pytest.raises(Killed):
-            command()
-    with monkeypatch.context() as patch:
-        kill_at_the_end(patch, LinearProbes)
-        with pytest.raises(Killed):
-            command()
-        kill_at_the_end(patch, Preview)  # which is not made again
-    (last,) = command()
-    for name in RESULTS:
-        assert (last / name).read_bytes() == (whole / name).read_bytes(), name
