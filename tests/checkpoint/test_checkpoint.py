@@ -74,7 +74,7 @@ def test_an_export_in_bfloat16_is_half_as_large_and_read_as_float32(trained, tmp
     assert torch.equal(rounded["alphas"], exact["alphas"])
     for name, value in exact.items():
         torch.testing.assert_close(rounded[name], value, rtol=2**-8, atol=0)
-    with raises_user_error("--dtype", "official.pth"):
+    with raises_user_error("`dtype`", "official.pth"):
         export_file(trained, tmp_path / "official.pth", dtype="bfloat16")
 
 

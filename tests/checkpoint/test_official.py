@@ -162,7 +162,7 @@ def test_the_folder_of_an_autoencoder_is_stored_whole(tmp_path, monkeypatch):
     (tmp_path / "vae").mkdir()
     model = recognise(tiny(channels=4), ImportOptions(heads=2, vae="vae", alpha_min=0.7), HERE)
     assert model.latents.vae == str((tmp_path / "vae").resolve())
-    with raises_user_error("./missing", "--vae"):
+    with raises_user_error("./missing", "`vae`"):
         recognise(tiny(channels=4), ImportOptions(heads=2, vae="./missing", alpha_min=0.7), HERE)
 
 

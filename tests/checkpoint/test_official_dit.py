@@ -243,7 +243,7 @@ def test_damaged_weights_are_refused_in_a_line(pipeline, tmp_path):
         save_file(changed, file)
         with raises_user_error(message):
             import_official(folder, target)
-    with raises_user_error("ddpm-linear", "--path"):
+    with raises_user_error("ddpm-linear", "`path`"):
         import_official(folder, target, None, ImportOptions(path="linear"))
     file.unlink()
     with raises_user_error("diffusion_pytorch_model.safetensors"):

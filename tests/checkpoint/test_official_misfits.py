@@ -44,7 +44,7 @@ UVITS = [
     (change_state(tiny(), module__norm__bias=zeros(16)), ("norm.bias", "module.norm.bias")),
     (change_state(tiny(), alphas=zeros(0)), ("alphas", "(0,)")),
     (change_state(tiny(), alphas=torch.ones(10, dtype=torch.int64)), ("alphas", "torch.int64")),
-    (change_state(tiny(), alphas=torch.ones(3)), "give --alpha-min"),
+    (change_state(tiny(), alphas=torch.ones(3)), "give `alpha_min`"),
     (change_state(tiny(), pos_embed=zeros(1).expand(1, 10**10 + 1, 16)), "pos_embed"),
 ]
 SITS = [
@@ -73,7 +73,7 @@ MAES = [
     (mae(decoder_pos_embed=zeros(1, 16, 24)), ("decoder_pos_embed", "(1, 16, 24)")),
     (mae(patch_embed__proj__weight=zeros(16, 3, 4, 2)), "(16, 3, 4, 2)"),
     (mae(mask_token=zeros(1, 1, 24, dtype=torch.int64)), ("mask_token", "torch.int64")),
-    (mae(alphas=torch.full((8,), 0.5)), ("0.5", "alpha_min", 1, "--alpha")),
+    (mae(alphas=torch.full((8,), 0.5)), ("0.5", "alpha_min", 1, "`alpha_min`")),
     (mae(decoder_blocks__1000000000__norm1__bias=zeros(24)), "decoder_blocks.1000000000.norm1.bias"),
 ]
 ENCODERS = [
@@ -100,46 +100,46 @@ RECORDED = reference.decayed_file(**reference.SMALL, min_decay=0.7)
 NO_NORM = change_state(reference.random_state(**reference.SMALL), "norm.", "decoder", "mask")
 SKIPS = tiny_sit(**DECAYED)
 HINTS = [
-    (tiny(), ImportOptions(), ("width", 16, "depth", 4, "--heads")),
+    (tiny(), ImportOptions(), ("width", 16, "depth", 4, "`heads`")),
     (tiny(), ImportOptions(heads=3), ("dim", 16, "heads", 3)),
     (tiny(), ImportOptions(heads=0), ("heads", 1)),
     (tiny(), replace(TINY, alpha_min=0.0), ("alpha_min", "(0, 1]")),
-    (tiny(), replace(TINY, num_classes=10), ("unconditional", "--num-classes")),
-    (tiny(num_classes=10), replace(TINY, num_classes=9), ("11 rows", "--num-classes", 10)),
-    (tiny(num_classes=1, null_label=False), replace(TINY, num_classes=0), ("1 rows", "--num-classes")),
-    (tiny(), replace(TINY, vae="some/vae"), ("channels", 3, "--vae")),
+    (tiny(), replace(TINY, num_classes=10), ("unconditional", "`num_classes`")),
+    (tiny(num_classes=10), replace(TINY, num_classes=9), ("11 rows", "`num_classes`", 10)),
+    (tiny(num_classes=1, null_label=False), replace(TINY, num_classes=0), ("1 rows", "`num_classes`")),
+    (tiny(), replace(TINY, vae="some/vae"), ("channels", 3, "`vae`")),
     (tiny(), replace(TINY, path="ddpm-linear"), ("U-ViT", "ddpm-linear", "DiT")),
-    (tiny_sit(), replace(TINY, num_classes=2), ("4 rows", "--num-classes", 3)),
-    (SKIPS, TINY, ("SiT", "--alpha-min", "0.8")),
+    (tiny_sit(), replace(TINY, num_classes=2), ("4 rows", "`num_classes`", 3)),
+    (SKIPS, TINY, ("SiT", "`alpha_min`", "0.8")),
     ({"model": tiny_sit(), "ema": {}}, TINY, ("U-ViT", "SiT", "MAE", "nothing")),
     (
         {"ema": tiny_sit(), "args": Namespace(path_type="Cosine")},
         TINY,
-        ("path_type Cosine", "--path"),
+        ("path_type Cosine", "`path`"),
     ),
     (
         {"ema": SKIPS, "args": Namespace(min_sigma=0.8)},
         replace(TINY, alpha_min=0.7),
-        ("min_sigma 0.8", "alpha_min 0.7", "--alpha-min"),
+        ("min_sigma 0.8", "alpha_min 0.7", "`alpha_min`"),
     ),
-    ({"ema": SKIPS, "args": Namespace(min_sigma=None)}, TINY, "--alpha-min"),
-    (FULL, TINY_ENCODER, (24, "--decoder-heads")),
+    ({"ema": SKIPS, "args": Namespace(min_sigma=None)}, TINY, "`alpha_min`"),
+    (FULL, TINY_ENCODER, (24, "`decoder_heads`")),
     (FULL, replace(TINY_MAE, decoder_heads=5), ("dim", 24, "heads", 5)),
     (FULL, replace(TINY_MAE, decoder_heads=0), ("decoder_heads", 1)),
     (mae("mask_token"), PLAIN, ("decoder", "skips")),
-    (FULL, replace(TINY_MAE, path="vp"), ("masked autoencoder", "--path")),
-    (FULL, replace(TINY_MAE, num_classes=10), ("masked autoencoder", "--num-classes")),
-    (FULL, replace(TINY_MAE, vae="a/vae"), ("masked autoencoder", "--vae")),
-    (mae(**DECAYED), TINY_MAE, ("masked autoencoder", "--alpha-min", "0.6", "0.7")),
-    (RECORDED, PLAIN, ("min_decay 0.7", "alpha_min 1", "--alpha-min")),
+    (FULL, replace(TINY_MAE, path="vp"), ("masked autoencoder", "`path`")),
+    (FULL, replace(TINY_MAE, num_classes=10), ("masked autoencoder", "`num_classes`")),
+    (FULL, replace(TINY_MAE, vae="a/vae"), ("masked autoencoder", "`vae`")),
+    (mae(**DECAYED), TINY_MAE, ("masked autoencoder", "`alpha_min`", "0.6", "0.7")),
+    (RECORDED, PLAIN, ("min_decay 0.7", "alpha_min 1", "`alpha_min`")),
     ({**RECORDED, "args": Namespace(min_decay="low")}, TINY_MAE, ("min_decay", "float", "'low'")),
     ({**RECORDED, "args": Namespace(norm_pix_loss=3)}, PLAIN, ("norm_pix_loss", "bool")),
-    (ENCODER, replace(TINY_ENCODER, norm_pix=False), ("vision transformer", "--norm-pix")),
-    (ENCODER, replace(TINY_ENCODER, num_classes=10), ("classifier", 10, "--num-classes")),
-    (ENCODER, replace(TINY_ENCODER, prediction="eps"), ("vision transformer", "--prediction")),
-    (TUNED, replace(TINY_ENCODER, num_classes=10), ("5 classes", 10, "--num-classes")),
-    (TUNED, ImportOptions(), ("size", "--heads")),
-    ({"model": NO_NORM}, TINY_ENCODER, ("vision transformer", "--alpha-min")),
+    (ENCODER, replace(TINY_ENCODER, norm_pix=False), ("vision transformer", "`norm_pix`")),
+    (ENCODER, replace(TINY_ENCODER, num_classes=10), ("classifier", 10, "`num_classes`")),
+    (ENCODER, replace(TINY_ENCODER, prediction="eps"), ("vision transformer", "`prediction`")),
+    (TUNED, replace(TINY_ENCODER, num_classes=10), ("5 classes", 10, "`num_classes`")),
+    (TUNED, ImportOptions(), ("size", "`heads`")),
+    ({"model": NO_NORM}, TINY_ENCODER, ("vision transformer", "`alpha_min`")),
 ]
 FAMILIES = [
     (UVITS, TINY),
@@ -164,7 +164,7 @@ def test_recorded_alphas_must_be_those_that_are_said(tmp_path):
         *(sit_reference.loaded(**o, alpha_min=0.7) for o in ({}, DECAYED)),
     )
     for state in (net.state_dict() for net in nets):
-        with raises_user_error("1 to 0.7", "alpha_min 1", "--alpha-min 0.7"):
+        with raises_user_error("1 to 0.7", "alpha_min 1", "`alpha_min` 0.7"):
             import_and_load(state, tmp_path)
         assert same(import_and_load(state, tmp_path, replace(TINY, alpha_min=0.7)).net.state_dict(), state)
     ordinary = sit_reference.loaded(**DECAYED).state_dict()
@@ -172,7 +172,7 @@ def test_recorded_alphas_must_be_those_that_are_said(tmp_path):
 
 
 def test_a_choice_that_is_none_is_one_line():
-    with raises_user_error("--path", "linear", "gvp", "nope"):
+    with raises_user_error("`path`", "linear", "gvp", "nope"):
         ImportOptions(path="nope")
 
 

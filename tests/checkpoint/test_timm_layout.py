@@ -123,7 +123,7 @@ def test_what_timm_cannot_express_is_refused_in_one_line(tmp_path):
     learned = our_encoder(tmp_path, ViT, **SMALL_VIT, schedule="learnable")
     with raises_user_error("alphas", "timm"):
         export_file(learned, target, to="timm")
-    with raises_user_error("UViT", "timm", "--to"):
+    with raises_user_error("UViT", "timm", "`to`"):
         export_file(ours(tmp_path), target, to="timm")
     assert not target.exists()
 

@@ -74,7 +74,7 @@ def test_the_entry_of_each_set_of_weights_is_found_and_named(tmp_path, raw, ema)
         assert same(without_alphas(stored.state), expected)
         find_line(stored.notes, f"{weights or 'ema'} weights from its entry {name},")
     save_contents({raw: values}, path)
-    with raises_user_error("no ema weights", raw, "--weights raw"):
+    with raises_user_error("no ema weights", raw, "`weights` raw"):
         read_official(path, "ema", TINY_ENCODER)
     assert read_official(path, None, TINY_ENCODER).card.weights == "raw"
 

@@ -123,5 +123,5 @@ def test_a_folder_is_not_completed_by_another_autoencoder_in_the_same_place(vae,
     assert find_missing(tmp_path / "p", first, 2) == find_missing(tmp_path / "p", first, 2) == [0, 1]
     shutil.rmtree(folder)
     save_tiny_vae(folder, seed=1)
-    with raises_user_error("vae_sha256", "--out"):
+    with raises_user_error("vae_sha256", "`out`"):
         find_missing(tmp_path / "p", Samples.from_options(file, options), 2)

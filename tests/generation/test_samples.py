@@ -55,7 +55,8 @@ def test_a_bundled_checkpoint_is_found_from_any_folder(options, tmp_path, monkey
 
 @pytest.mark.parametrize("flags", [["--guidance-interval", "0.1,0.6"], ["--guidance-channels", "1"]])
 def test_where_to_guide_without_guidance_is_refused(trained, options, flags):
-    with raises_user_error(flags[0], "--guidance"):
+    name = flags[0].removeprefix("--").replace("-", "_")
+    with raises_user_error(f"`{name}`", "`guidance`"):
         Samples.from_options(trained, options("--guidance", "1", *flags))
 
 

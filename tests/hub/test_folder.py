@@ -140,7 +140,7 @@ def test_another_folder_of_the_autoencoder_can_be_named(latent_sit, vae, tmp_pat
     moved = shutil.copytree(vae, tmp_path / "moved")
     gone = shutil.copy(latent_sit, tmp_path)
     redescribe(gone, latents=read_description(gone)["latents"] | {"vae": str(tmp_path / "gone")})
-    with raises_user_error("--vae"):
+    with raises_user_error("`vae`"):
         export(gone, tmp_path / "folder")
     export(gone, tmp_path / "folder", vae=str(moved))
     assert opened(tmp_path / "folder").vae.config.latent_channels == 4

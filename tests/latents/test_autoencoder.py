@@ -164,7 +164,7 @@ def test_weights_that_changed_meanwhile_are_refused_unless_they_are_named(tmp_pa
     folder = save_tiny_vae(tmp_path / "vae")
     space = Autoencoder(str(folder)).space
     save_tiny_vae(tmp_path / "vae", seed=1)
-    with raises_user_error("--vae"):
+    with raises_user_error("`vae`"):
         decoder(space, None, "cpu")
     decoder(space, str(folder), "cpu")
 

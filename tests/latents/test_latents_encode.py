@@ -153,7 +153,7 @@ def test_latents_that_are_not_finite_are_refused(image_dir, vae, tmp_path):
     listing = list_images(image_dir)
     settings = {"image_size": 32, "dtype": "float16", "precision": "float32", "batch_size": 3, "shard_size": 4}
     plan = describe(listing, found.space, class_list=None, **settings)
-    with raises_user_error("0 to 2", "float16", "--dtype bfloat16"):
+    with raises_user_error("0 to 2", "float16", "`dtype` bfloat16"):
         encode_listing(listing, plan, found, tmp_path / "x", 0, Processes())
 
 

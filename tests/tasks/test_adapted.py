@@ -245,7 +245,7 @@ def test_an_imported_file_may_name_its_classes(pictures, tmp_path, start_task):
     assert torch.equal(table[[1, 2, 3]], before[[1, 0, 3]])
     find_line(line, "y_embedder.embedding_table.weight of 2 of 3")
     find_line(line, "latents", "pictures0")
-    with raises_user_error("official.pt", "3 classes", "--classes imagenet-1k", 1000):
+    with raises_user_error("official.pt", "3 classes", "`classes` imagenet-1k", 1000):
         import_official(official, tmp_path / "b.safetensors", options=replace(options, classes="imagenet-1k"))
 
 

@@ -91,7 +91,7 @@ def export_file(
         if target.suffix == ".safetensors" and not to:
             return _write_ours(target, stored, dtype, source, trusted)
         if dtype == "bfloat16":
-            raise UserError(f"--dtype bfloat16 is for .safetensors files of this project, got {target}")
+            raise UserError(f"`dtype` bfloat16 is for .safetensors files of this project, got {target}")
         net = stored.network(trusted)
         if to:
             notes = [_write_timm(target, stored, net)]
@@ -111,7 +111,7 @@ def _write_ours(target: Path, stored: StoredModel, dtype: StoredType, source: Pa
         if dtype == "bfloat16":
             state = _round_parameters(state, net)
     elif dtype == "bfloat16":  # a class from elsewhere is not built
-        raise UserError(f"--dtype bfloat16: {source} has a network that is not part of uvit_decay")
+        raise UserError(f"`dtype` bfloat16: {source} has a network that is not part of uvit_decay")
     _write(target, stored.card, state)
     return _note_on_autoencoder(stored.card)
 
@@ -223,7 +223,7 @@ def _name_classes(model: RecognisedModel, classes: str, where: Path) -> Recognis
     names = ordered_class_list(classes)
     count = model.net.num_classes
     if len(names) != count:
-        raise UserError(f"{where} has {count} classes, --classes {classes} names {len(names)}")
+        raise UserError(f"{where} has {count} classes, `classes` {classes} names {len(names)}")
     return replace(model, class_names=names)
 
 
@@ -276,8 +276,7 @@ def recognise(
     family = FAMILIES[kind]
     for name, value in asdict(options).items():
         if value is not None and name not in (*family.options, "entry"):
-            flag = name.replace("_", "-")
-            raise UserError(f"{where} is a {family.name}: leave out --{flag}, which it does not have")
+            raise UserError(f"{where} is a {family.name}: leave out `{name}`, which it does not have")
     return family.recognise(StateDict(contents, family.name, where, arguments or {}), options)
 
 

@@ -47,5 +47,4 @@ class ImportOptions:
 
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(type(self)).items():
-            flag = name.replace("_", "-")
-            as_type(kind, getattr(self, name), f"--{flag}")
+            as_type(kind, getattr(self, name), f"`{name}`")

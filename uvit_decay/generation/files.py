@@ -36,15 +36,15 @@ def check_output(out: Path, num: int | None) -> None:
     """
     form = out.suffix.lower()
     if form not in ("", ".png", ".npz"):
-        raise UserError(f"--out {out}: give a .png (grid), an .npz (array) or a folder without a suffix")
+        raise UserError(f"`out` {out}: give a .png (grid), an .npz (array) or a folder without a suffix")
     if form == ".png" and (num or 0) > LARGEST_GRID:
-        raise UserError(f"--out {out}: a grid takes at most {LARGEST_GRID} images; give an .npz or a folder")
+        raise UserError(f"`out` {out}: a grid takes at most {LARGEST_GRID} images; give an .npz or a folder")
     check_writable(out, folder=not form)
     if form or (out / METADATA).exists():
         return
     for path in out.iterdir():
         if not path.name.startswith("."):
-            raise UserError(f"--out {out}: the folder is not empty and has no samples; give a new or an empty folder")
+            raise UserError(f"`out` {out}: the folder is not empty and has no samples; give a new or an empty folder")
 
 
 @check_types
@@ -138,7 +138,7 @@ def find_missing(folder: Path, samples: Samples, num: int) -> list[int]:
     more = existing.difference(names)
     if more:
         raise UserError(
-            f"--out {folder}: the folder has images beyond --num {num}, such as {min(more)}; choose another folder"
+            f"`out` {folder}: the folder has images beyond `num` {num}, such as {min(more)}; choose another folder"
         )
     missing = []
     for i, name in enumerate(names):
@@ -155,4 +155,4 @@ def _check_continues(folder: Path, metadata: dict[str, Any]) -> None:
             continue
         ours, theirs = metadata.get(key), stored.get(key)
         if ours != theirs:
-            raise UserError(f"--out {folder}: its images have {key} {theirs}, not {ours}; choose another folder")
+            raise UserError(f"`out` {folder}: its images have {key} {theirs}, not {ours}; choose another folder")

@@ -51,11 +51,11 @@ class Guide:
         for number, (our_name, their_name) in enumerate(pairs):
             if our_name != their_name:
                 raise UserError(
-                    f"class {number} is {our_name} in the guide {self.file} and {their_name} in --ckpt; "
+                    f"class {number} is {our_name} in the guide {self.file} and {their_name} in `ckpt`; "
                     "give a guide that was trained with the same classes"
                 )
         if guided.latents is not None:
-            guided.latents.check_same(ours.latents, "--ckpt", f"the guide {self.file}")
+            guided.latents.check_same(ours.latents, "`ckpt`", f"the guide {self.file}")
 
     def name(self, weights: str) -> str:
         """Return a short name for keys and files, such as `guide-last-step500`.

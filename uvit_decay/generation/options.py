@@ -95,14 +95,14 @@ class SamplingOptions(LoadingOptions):
         if self.guide is None and self.guide_step is None:
             return
         if self.guide is not None and self.guide_step is not None:
-            raise UserError("--guide and --guide-step both select a guide; give only one of them")
-        flag = "--guide-step" if self.guide is None else "--guide"
+            raise UserError("`guide` and `guide_step` both select a guide; give only one of them")
+        flag = "`guide_step`" if self.guide is None else "`guide`"
         if self.guidance is None:
-            raise UserError(f"{flag} needs a scale: the checkpoint's scale is for the null label; set --guidance")
+            raise UserError(f"{flag} needs a scale: the checkpoint's scale is for the null label; set `guidance`")
         if self.guidance_channels is not None:
-            raise UserError(f"{flag} cannot be combined with --guidance-channels, which is for the null label")
+            raise UserError(f"{flag} cannot be combined with `guidance_channels`, which is for the null label")
         if self.sampling_protocol is not None:
-            raise UserError(f"{flag} cannot be combined with --sampling-protocol {self.sampling_protocol}")
+            raise UserError(f"{flag} cannot be combined with `sampling_protocol` {self.sampling_protocol}")
 
     def guide_file(self, ckpt: Path) -> Path | None:
         """Return the checkpoint that guides the network in `ckpt`; None without a guide.
@@ -118,14 +118,14 @@ class SamplingOptions(LoadingOptions):
         if not path.exists():
             kept = sorted(other.name for other in ckpt.parent.glob("step_*.ckpt"))
             there = ", ".join(kept) or "no step, because keep_every_n_steps of its LastCheckpoint was 0"
-            raise UserError(f"--guide-step {self.guide_step}: {path} does not exist; the run kept {there}")
+            raise UserError(f"`guide_step` {self.guide_step}: {path} does not exist; the run kept {there}")
         return path
 
     def _find_guide(self, guide: Path) -> Path:
         """Return this file or, if it does not exist, the bundled checkpoint of this name."""
         path = or_bundled(guide)
         if not path.exists():
-            raise UserError(f"--guide {guide}: no such file; give a .ckpt or .safetensors file")
+            raise UserError(f"`guide` {guide}: no such file; give a .ckpt or .safetensors file")
         return path
 
     def files(self, ckpt: Path) -> list[Path]:
@@ -146,7 +146,7 @@ class SamplingOptions(LoadingOptions):
             UserError: a class does not exist, or the network is unconditional and classes or labels are set.
         """
         if not names and (self.classes or self.labels):
-            flag = "--classes" if self.classes else "--labels"
+            flag = "`classes`" if self.classes else "`labels`"
             raise UserError(f"{flag}: this checkpoint is unconditional; leave out {flag}")
         if not self.classes:
             return list(range(len(names)))

@@ -244,9 +244,8 @@ def _choose_sampling(model: DiffusionModel, card: ModelCard, options: SamplingOp
     if sampling.guidance == 1.0:
         for name in ("guidance_interval", "guidance_channels"):
             if getattr(options, name) is not None:
-                flag = f"--{name.replace('_', '-')}"
                 raise UserError(
-                    f"{flag} has no effect without guidance: set --guidance, which is 1 here, or leave it out"
+                    f"`{name}` has no effect without guidance: set `guidance`, which is 1 here, or leave it out"
                 )
     model.check(sampling)
     return sampling

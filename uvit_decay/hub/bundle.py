@@ -21,6 +21,13 @@ DOOR = "uvit_decay.runtime.typed"  # checks types with beartype, which a folder 
 OPEN_DOOR = """def check_types(public):
     \"\"\"Return a function or a class as it is; the package checks the types of its arguments.\"\"\"
     return public
+
+
+class Needs:
+    \"\"\"An argument that needs a value of another one, which only the package checks.\"\"\"
+
+    def __init__(self, *values: object, **options: object) -> None:
+        pass
 """
 ABOUT = '''"""{kind} of {home} {version}, in one file that needs torch and diffusers only: the modules
 

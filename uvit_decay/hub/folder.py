@@ -61,7 +61,7 @@ def export_folder(
             not empty or cannot be written, or `license` is not a short name.
     """
     if license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", license):
-        raise UserError(f"--license {license!r}: give its short name on the Hub, such as mit or cc-by-nc-4.0")
+        raise UserError(f"`license` {license!r}: give its short name on the Hub, such as mit or cc-by-nc-4.0")
     check_writable(target, folder=True)
     with claim_paths(target):
         _check_empty(target)

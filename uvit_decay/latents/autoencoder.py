@@ -113,16 +113,16 @@ def decoder(space: LatentSpace | None, vae: str | None, device: torch.device | s
     """
     if space is None:
         if vae is not None:
-            raise UserError(f"--vae {vae}: the network of this checkpoint works on pixels; leave out --vae")
+            raise UserError(f"`vae` {vae}: the network of this checkpoint works on pixels; leave out `vae`")
         return None
     autoencoder = Autoencoder(vae or space.vae, device)
     if vae is None and space.sha256 not in ("", autoencoder.space.sha256):
         what = f"{space.vae}: its weights have changed since the latents were encoded"
-        raise UserError(f"{what}; to use them, add --vae {quote_path(space.vae)}")
+        raise UserError(f"{what}; to use them, add `vae` {quote_path(space.vae)}")
     keys: tuple[str, ...] = ("channels", "factor")
     if not autoencoder.is_tiny:  # AutoencoderTiny decodes x itself, whatever the scale of the imitated AutoencoderKL
         keys += NORMALISATION
-    space.check_same(autoencoder.space, "the checkpoint", "--vae" if vae else "its autoencoder now", keys)
+    space.check_same(autoencoder.space, "the checkpoint", "`vae`" if vae else "its autoencoder now", keys)
     return autoencoder
 
 

@@ -39,7 +39,7 @@ def absolute_name(vae: str) -> str:
     if folder.exists():
         return str(folder.resolve())
     if not HUB_ID.fullmatch(vae):
-        raise UserError(f"the autoencoder {vae} cannot be loaded: no such folder; give a folder or a hub id with --vae")
+        raise UserError(f"the autoencoder {vae} cannot be loaded: no such folder; give a folder or a hub id with `vae`")
     return vae
 
 
@@ -60,7 +60,7 @@ def load_autoencoder(vae: str) -> nn.Module:
     """Load an autoencoder of diffusers; raise a UserError if it is missing, incomplete or not supported."""
     import diffusers
 
-    hint = "give a folder of diffusers with --vae, or download it while there is a network"
+    hint = "give a folder of diffusers with `vae`, or download it while there is a network"
     # Any error is explained: a damaged configuration can make diffusers raise anything.
     with explain(f"the autoencoder {vae} cannot be loaded", Exception, hint=hint):
         _check_exists(vae)

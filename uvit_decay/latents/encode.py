@@ -40,7 +40,7 @@ AT_ONCE = 256  # images to read for a comparison
 def describe(listing: Listing, space: LatentSpace, image_size: int, **settings: Any) -> Manifest:
     """Return the manifest of these images before any is encoded; `settings` are further fields of `Manifest`."""
     if image_size < 1 or image_size % space.factor:
-        raise UserError(f"--image-size {image_size} is not a multiple of {space.factor}, the factor of the autoencoder")
+        raise UserError(f"`image_size` {image_size} is not a multiple of {space.factor}, the factor of the autoencoder")
     labels = torch.tensor(listing.labels)
     counts = labels.bincount(minlength=len(listing.class_names)).tolist()
     names = "\n".join(listing.members).encode(errors="surrogateescape")
@@ -206,7 +206,7 @@ def _encode_shard(
             moments[start:end, side] = autoencoder.encode(oriented).to("cpu", moments.dtype)
         if not torch.isfinite(moments[start:end]).all():
             which = f"latents of images {numbers.start + start} to {numbers.start + end - 1}"
-            raise UserError(f"{which} are not finite in {manifest.dtype}; try --dtype bfloat16, in another folder")
+            raise UserError(f"{which} are not finite in {manifest.dtype}; try `dtype` bfloat16, in another folder")
         labels[start:end] = batch_labels
         pixels[start:end] = crc32(images, 1)
         sums.update(moments[start:end, 0], images)

@@ -84,7 +84,7 @@ class Latents(ImageData):
             actual = manifest.class_list or "of its folders"
             raise UserError(
                 f"{self.path} has the classes {actual} (sha256 {manifest.class_hash[:12]}), not {self.classes} "
-                f"({expected[:12]}); set --data.classes to the list of the latents, or encode the images again"
+                f"({expected[:12]}); set `classes` to the list of the latents, or encode the images again"
             )
 
     def _load_test(self, path: Path, training: Manifest) -> LatentSet:

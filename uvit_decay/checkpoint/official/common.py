@@ -205,7 +205,7 @@ class StateDict:
         if heads is None:
             raise UserError(
                 f"{self.where} has a width of {config['dim']} and a depth of {config['depth']}, which is not a "
-                "published size: its weights do not determine the attention heads, give them with --heads"
+                "published size: its weights do not determine the attention heads, give them with `heads`"
             )
         return None, heads
 
@@ -224,7 +224,7 @@ class StateDict:
         """
         if table not in self.state:
             if num_classes:
-                raise UserError(f"{self.where} is unconditional, it has no classes: leave out --num-classes")
+                raise UserError(f"{self.where} is unconditional, it has no classes: leave out `num_classes`")
             return 0, True
         rows, _ = self.shape(table, 2)
         if num_classes is None:
@@ -232,7 +232,7 @@ class StateDict:
             num_classes = rows - 1 if has_null_label else rows
         if num_classes < 1 or num_classes not in (rows, rows - 1):
             raise UserError(
-                f"{self.where} has {rows} rows for labels: --num-classes is {rows} without a null label, "
+                f"{self.where} has {rows} rows for labels: `num_classes` is {rows} without a null label, "
                 f"or {rows - 1} with one"
             )
         return num_classes, num_classes == rows - 1
@@ -248,7 +248,7 @@ class StateDict:
         alpha_min = as_type(float, self.arguments[name], f"{self.where}: {name}")
         if given not in (None, alpha_min):
             raise UserError(
-                f"{self.where} was trained with {name} {alpha_min}, not with alpha_min {given:g}: leave out --alpha-min"
+                f"{self.where} was trained with {name} {alpha_min}, not with alpha_min {given:g}: leave out `alpha_min`"
             )
         return alpha_min
 
@@ -266,7 +266,7 @@ class StateDict:
         if given is None and decayed and "alphas" not in self.state:
             raise UserError(
                 f"{self.where} is a decayed {self.family}, whose weights do not determine alpha_min: give it with "
-                f"--alpha-min ({usual})"
+                f"`alpha_min` ({usual})"
             )
         return 1.0 if given is None else given
 
@@ -275,7 +275,7 @@ class StateDict:
         if channels == STABLE_DIFFUSION.channels:
             return replace(STABLE_DIFFUSION, vae=absolute_name(vae or STABLE_DIFFUSION.vae))
         if vae is not None:
-            raise UserError(f"{self.where} makes pixels of {channels} channels, not latents: leave out --vae")
+            raise UserError(f"{self.where} makes pixels of {channels} channels, not latents: leave out `vae`")
         return None
 
     def weights_for(self, net: Network) -> dict[str, Tensor]:
@@ -296,5 +296,5 @@ class StateDict:
         if alphas.shape != ours.shape or (alphas - ours).abs().max() > EPSILON:
             raise UserError(
                 f"{self.where} was trained with alphas from {alphas.max():.4g} to {alphas.min():.4g}, not with "
-                f"alpha_min {net.config['alpha_min']:g}: give --alpha-min {alphas.min():.4g} if they fall linearly"
+                f"alpha_min {net.config['alpha_min']:g}: give `alpha_min` {alphas.min():.4g} if they fall linearly"
             )

@@ -97,7 +97,7 @@ def recognise(loaded: StateDict, options: ImportOptions) -> RecognisedModel:
     _configuration(pipeline / "scheduler" / SCHEDULER, SCHEDULE)
     index = _configuration(pipeline / INDEX, {"_class_name": ("DiTPipeline",)})
     if options.path not in (None, "ddpm-linear"):
-        raise UserError(f"{loaded.where} is a DiT of diffusers, whose path is ddpm-linear: leave out --path")
+        raise UserError(f"{loaded.where} is a DiT of diffusers, whose path is ddpm-linear: leave out `path`")
     if options.heads is None and "num_attention_heads" in config:
         options = replace(options, heads=as_type(int, config["num_attention_heads"], "num_attention_heads"))
     model = sit.recognise(_official(loaded, config), replace(options, path="ddpm-linear"))

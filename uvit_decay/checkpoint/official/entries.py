@@ -66,7 +66,7 @@ def open_entry(contents: Any, weights: Weights | None, entry: str | None, where:
         weights = weights or next(iter(found))
         if weights not in found:
             (other,) = found
-            only = f"its entry {found[other]} holds {other} weights: give --weights {other}"
+            only = f"its entry {found[other]} holds {other} weights: give `weights` {other}"
             raise UserError(f"{where} has no {weights} weights, {only}")
         entry = found[weights]
         state = contents[entry]

@@ -89,7 +89,7 @@ def _decoder(loaded: StateDict, options: ImportOptions) -> dict[str, Any]:
     if heads is None:
         raise UserError(
             f"{loaded.where} has a decoder of width {dim}, which is not published: its weights do not determine the "
-            "attention heads, give them with --decoder-heads"
+            "attention heads, give them with `decoder_heads`"
         )
     skips = any(name.startswith("skip.") for name in loaded.state)
     wiring = "decayed"
@@ -114,7 +114,7 @@ def _head(loaded: StateDict, num_classes: int | None) -> dict[str, Any]:
         rows, _ = loaded.shape(name, 2)
     if num_classes not in (None, rows):
         has = f"a head of {rows} classes" if rows else "no classifier"
-        raise UserError(f"{loaded.where} has {has}, not one of {num_classes}: leave out --num-classes")
+        raise UserError(f"{loaded.where} has {has}, not one of {num_classes}: leave out `num_classes`")
     classifier: dict[str, Any] = {"num_classes": rows, "batch_norm": probe}
     if "fc_norm.weight" in loaded.state:
         return classifier | {"pool": "mean", "norm": True}

@@ -59,7 +59,7 @@ def _complete(loaded: StateDict, options: ImportOptions) -> ImportOptions:
             continue
         value = str(loaded.arguments[name])
         if value not in known:
-            raise UserError(f"{loaded.where} was trained with {name} {value}, which is not supported: give --{option}")
+            raise UserError(f"{loaded.where} was trained with {name} {value}, which is not supported: give `{option}`")
         values[option] = known[value]
     if str(loaded.arguments.get("model")).lower().startswith(DIT) and options.path is None:
         values["path"] = "ddpm-linear"

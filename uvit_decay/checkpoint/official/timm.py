@@ -51,7 +51,7 @@ def timm_state(net: nn.Module, state: Mapping[str, Tensor], where: Path) -> dict
     """
     if not isinstance(net, MAE | ViT):
         kind = type(net).__name__
-        raise UserError(f"{where} holds a {kind}, the layout of timm is for ViT and MAE: leave out --to")
+        raise UserError(f"{where} holds a {kind}, the layout of timm is for ViT and MAE: leave out `to`")
     if learned := net.shortcuts.learned:
         raise UserError(f"{where} has learned {learned}, which has no place in the layout of timm: export .safetensors")
     kept = {name: value.contiguous() for name, value in state.items() if name.startswith(PARTS)}

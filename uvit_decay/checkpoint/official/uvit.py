@@ -24,7 +24,7 @@ NULL_LABELLED = (1001, 101, 11)  # rows of label tables with a null label: Image
 def recognise(loaded: StateDict, options: ImportOptions) -> RecognisedModel:
     """Return the network of a file that resembles a U-ViT's; raise a UserError if file or options do not fit."""
     if options.path == "ddpm-linear":
-        raise UserError(f"{loaded.where} is a U-ViT, ddpm-linear is the path of a DiT: give another --path")
+        raise UserError(f"{loaded.where} is a U-ViT, ddpm-linear is the path of a DiT: give another `path`")
     config = _config(loaded)
     size, config["heads"] = loaded.size(config, options.heads, UVIT_SIZES)
     table = "label_emb.weight"
