@@ -67,9 +67,6 @@ def open_pooled(name: str, trusted: Sequence[str] = ()) -> PooledNetwork:
         name: path of the checkpoint, or the model of timm and the file of its weights; without a file its pretrained
             weights are used.
         trusted: classes outside uvit_decay, or modules, that a checkpoint may name.
-
-    Raises:
-        UserError: there is no such network, or it has no features of clean images.
     """
     if name.startswith(TIMM):
         return _open_timm(name)
@@ -178,9 +175,6 @@ class NetworkFeatures(Extractor):
     Args:
         file: path of a .ckpt or .safetensors, timm:NAME=FILE, or timm:NAME for timm's pretrained weights.
         trusted: classes outside uvit_decay, or modules, that the file may name.
-
-    Raises:
-        UserError: the file cannot be read, or has no features of clean images.
     """
 
     at_once = 16

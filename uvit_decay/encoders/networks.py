@@ -72,9 +72,6 @@ def open_network(ckpt: Path, loading: LoadingOptions, size: int | None = None) -
         ckpt: path of the checkpoint, or one of these names.
         loading: options of loading a checkpoint.
         size: side of the images that a timm model takes, in pixels; None for the model's own.
-
-    Raises:
-        UserError: the network cannot be opened, or `loading` chooses weights that only checkpoints have.
     """
     name = str(ckpt)
     if not name.startswith((TIMM, PIXELS)):
@@ -128,9 +125,6 @@ def fit_pictures(
         net: the network.
         where: name of the network, at the beginning of the error message.
         mode: how pictures are resized.
-
-    Raises:
-        UserError: the pictures have another number of channels and are not grey.
     """
     if x.shape[1] != net.channels:
         if x.shape[1] != 1:
@@ -146,9 +140,6 @@ class Pixels(nn.Module):
 
     Args:
         size: WIDTHxHEIGHTxCHANNELS of the images, such as 32x32x3; width and height are equal.
-
-    Raises:
-        UserError: the size has another form.
     """
 
     layers = (Layer("pixels", "embeddings"),)

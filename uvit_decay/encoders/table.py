@@ -172,9 +172,6 @@ class FeatureOptions:
         Args:
             spatial: whether spatial features are needed.
             trusted: classes or modules that a file may name.
-
-        Raises:
-            UserError: the table has no such extractor, and it is no network with features.
         """
         if self.is_network:
             return _network(ExtractorRequest(self, None, spatial, trusted))

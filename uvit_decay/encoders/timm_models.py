@@ -34,9 +34,6 @@ class TimmViT(nn.Module):
     Attributes:
         model: the vision transformer.
         scale: conversion of images to the mean and standard deviation of the pretraining.
-
-    Raises:
-        UserError: the vision transformer takes images that are not square.
     """
 
     null_label = False
@@ -80,9 +77,6 @@ class TimmFeatures(nn.Module):
         model: the model, in eval mode, without classifier.
         name: timm's name of the model.
         config: timm's data configuration of the model.
-
-    Raises:
-        UserError: the images of the model are not square, or it has no pooled features.
     """
 
     def __init__(self, model: nn.Module, name: str, config: dict[str, Any]) -> None:
@@ -115,9 +109,6 @@ def timm_vit(name: str, file: Path | None = None, size: int | None = None) -> Ti
         file: a .safetensors or a file of torch.save, in which no code is executed: a timm state_dict, or an official
             MAE, whose decoder is left out, or an official DINOv2. None for pretrained weights.
         size: side of the images that the model takes, to which its positions are interpolated; None for its own.
-
-    Raises:
-        UserError: timm has no vision transformer of this name, or the weights cannot be fetched or read, or do not fit.
     """
     import timm
     from timm.models.vision_transformer import VisionTransformer
@@ -140,9 +131,6 @@ def open_timm(name: str, file: Path | None = None, size: int | None = None) -> n
         name: timm's name of the model.
         file: as in `timm_vit`; None for pretrained weights, whose licence is printed.
         size: side of the images that the model takes; None for its own.
-
-    Raises:
-        UserError: timm has no model of this name, or the weights cannot be fetched or read, or do not fit.
     """
     import timm
 
@@ -173,9 +161,6 @@ def load_timm_weights(model: nn.Module, name: str, file: Path) -> None:
     """Load the weights of a file into timm's model `name`, which has no classifier.
 
     Weights of the encoder must not be missing: a decayed MAE has no final norm, which the plain one needs.
-
-    Raises:
-        UserError: the file cannot be read, or its weights do not fit.
     """
     from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 

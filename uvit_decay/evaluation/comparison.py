@@ -46,9 +46,6 @@ def open_reference(
         channels: 1 for grey, 3 for RGB, as in `open_images`.
         image_size: size that image files are cropped to, as in `open_images`.
         on_white: whether transparent image files are put on white, as in `open_images`.
-
-    Raises:
-        UserError: there is no such reference, or it cannot be read.
     """
     path = at_home(name)
     if path.suffix.lower() != ".npz" or not path.exists():
@@ -89,11 +86,7 @@ class Comparison:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Names of the metrics, without the label consistency.
-
-        Raises:
-            UserError: a chosen metric needs an output that the extractor does not yield.
-        """
+        """Names of the metrics, without the label consistency."""
         return self.options.choose(self.extractor, self._pairs)
 
     @property
@@ -252,9 +245,6 @@ class Comparison:
 
         Distances depend on the number of images: as many are taken as there are samples, or all if there are fewer.
         Metrics for which these are too few are left out.
-
-        Raises:
-            UserError: there are too few real images for every metric.
         """
         chosen = ChosenImages(images, subset(images, len(self.samples), "ceiling"))
         metrics = self._list_possible(len(chosen))

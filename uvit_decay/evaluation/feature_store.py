@@ -113,9 +113,6 @@ class FeatureStore:
         Args:
             part: range of the images.
             tensors: FLOATS of len(part) rows, `images` of at most len(part) rows, `calls` of one row.
-
-        Raises:
-            UserError: a tensor of FLOATS has another dtype or shape, or numbers that are not finite.
         """
         for name in tensors.keys() & FLOATS:
             _check_features(name, tensors[name], len(part))

@@ -153,11 +153,7 @@ class FileImages(ImageSource):
 
 
 def describe_file(kind: str, path: Path) -> dict[str, Any]:
-    """Return the path of a file under the key `kind`, its size and its modification time.
-
-    Raises:
-        UserError: there is no such file.
-    """
+    """Return the path of a file under the key `kind`, its size and its modification time."""
     with explain(f"cannot read {path}", OSError):
         stat = path.stat()
     return {kind: str(path.resolve()), "size": stat.st_size, "time": stat.st_mtime_ns}
@@ -172,9 +168,6 @@ class ArrayImages(ImageSource):
     Args:
         path: the .npz file.
         channels: 1 for grey, 3 for RGB; images are converted to either, as those of a folder.
-
-    Raises:
-        UserError: the file cannot be read, or `arr_0` or `arr_1` have another form.
     """
 
     def __init__(self, path: Path, channels: Literal[1, 3]) -> None:
@@ -230,9 +223,6 @@ class DatasetImages(ImageSource):
         channels: 3 converts grey images to RGB.
         class_names: names of its labels; empty if it has none.
         chosen: indices of the images to use; None for all.
-
-    Raises:
-        UserError: the images have another number of channels and are not grey.
     """
 
     def __init__(

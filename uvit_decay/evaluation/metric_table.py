@@ -325,9 +325,6 @@ class MetricOptions:
         Args:
             extractor: the extractor, prepared.
             images: number of samples or of reference images, whichever is smaller; 0 without reference images.
-
-        Raises:
-            UserError: a chosen metric cannot be computed from this extractor's features.
         """
         self.check_names(extractor)
         if self.metrics:

@@ -29,11 +29,7 @@ def _open_arrays(path: Path) -> Iterator[np.lib.npyio.NpzFile]:
 
 
 def names(path: Path) -> list[str]:
-    """Return the names of the arrays in a file, from its directory; no array is read.
-
-    Raises:
-        UserError: the file is not an .npz, or it is damaged.
-    """
+    """Return the names of the arrays in a file, from its directory; no array is read."""
     with _open_arrays(path) as arrays:
         for member in arrays.zip.infolist():
             arrays.zip.open(member).close()  # raises if the member at its offset has another name
@@ -50,9 +46,6 @@ def read(path: Path, name: str, expected: str, fits: Callable[[tuple[int, ...], 
         name: name of the array.
         expected: required contents of the array, in words.
         fits: function (shape, dtype) -> whether they are as required.
-
-    Raises:
-        UserError: the array cannot be read, or its shape or dtype does not fit.
     """
     with _open_arrays(path) as arrays, arrays.zip.open(f"{name}.npy") as content:
         array = np.lib.format.read_array(content, allow_pickle=False)

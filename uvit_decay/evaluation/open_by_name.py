@@ -32,9 +32,6 @@ def open_images(
         channels: 1 for grey, 3 for RGB. Image files and arrays are converted to either, data sets from grey to RGB.
         image_size: size that image files are cropped to, as ADM does; with None they must be squares of the same size.
         on_white: put transparent image files on white; otherwise their transparency is dropped, see `Reading`.
-
-    Raises:
-        UserError: there are no images of this name, or they cannot be read.
     """
     stem, _, split = name.rpartition(":")
     if is_data_set(name):
@@ -48,11 +45,7 @@ def open_images(
 
 
 def count_channels(name: str) -> int | None:
-    """Return the number of channels of a data set or configuration; None for a path, whose images are read as asked.
-
-    Raises:
-        UserError: the configuration cannot be read.
-    """
+    """Return the number of channels of a data set or configuration; None for a path, whose images are read as asked."""
     if not is_data_set(name):
         return None
     stem, _, _ = name.rpartition(":")

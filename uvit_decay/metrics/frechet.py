@@ -31,9 +31,6 @@ def frechet_distance(a: Statistics, b: Statistics) -> float:
 
     The trace of the root is the sum of the singular values of S_1^(1/2) S_2^(1/2). Eigenvalues of S that are 0 up to
     rounding are left out. So with fewer images than features no regularisation is needed, and no accuracy is lost.
-
-    Raises:
-        UserError: the statistics have different widths.
     """
     if len(a.mean) != len(b.mean):
         raise UserError(f"the Frechet distance: statistics of {len(a.mean)} and of {len(b.mean)} features")

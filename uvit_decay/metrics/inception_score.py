@@ -26,9 +26,6 @@ def inception_score(logits: Float[Tensor, "n k"], splits: Positive = 10) -> tupl
     Args:
         logits: logits of n images for k classes, before the softmax.
         splits: number of parts, from 1 to n.
-
-    Raises:
-        UserError: there are fewer images than parts, or logits that are not finite.
     """
     n = len(logits)
     if n < splits:

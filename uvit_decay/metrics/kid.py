@@ -39,9 +39,6 @@ def kernel_distance(
         subsets: number of pairs of random subsets.
         subset_size: images in a subset, drawn without replacement; from 2 to the smaller of n and m.
         seed: seed of the subsets.
-
-    Raises:
-        UserError: features have different widths or are not finite, or there are fewer images than in a subset.
     """
     check_features("the kernel distance", real, fake)
     check_whole(2, min(len(real), len(fake)), subset_size=subset_size)

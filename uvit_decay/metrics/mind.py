@@ -38,9 +38,6 @@ def mind(
         real: features of n real images.
         fake: features of m fake images.
         projections: number of directions, from 1.
-
-    Raises:
-        UserError: features have different widths or are not finite.
     """
     check_features("MIND", real, fake)
     rows, columns, weights = _common_steps(len(real), len(fake), real.device)

@@ -42,9 +42,6 @@ def precision_recall(
         fake: features of m fake images.
         k: number of the neighbour whose distance is the radius, from 1; less than n and m.
         block: side of a tile of distances; it changes time and memory, not the result.
-
-    Raises:
-        UserError: features have different widths or are not finite, or there are at most k images on one side.
     """
     check_features("precision and recall", real, fake)
     real_radii = _compute_squared_radii("real", real, k, block)
@@ -64,9 +61,6 @@ def find_covered(
 
     Coverage is the fraction of covered images. The ball is open, as in the authors' code. Computed on the features'
     device.
-
-    Raises:
-        UserError: features have different widths or are not finite, or there are at most k real images.
     """
     check_features("coverage", real, fake)
     radii = _compute_squared_radii("real", real, k, block)

@@ -30,9 +30,6 @@ class Classifying:
         network: the network.
         data: training and test images.
         options: the protocols and their settings.
-
-    Raises:
-        UserError: the options or protocols need something that the network or the data does not have.
     """
 
     network: ProbedNetwork

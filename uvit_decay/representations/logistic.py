@@ -268,9 +268,6 @@ def logistic_grid(
         budget: largest number of bytes on `device` in addition to the arguments; a single grid point, which needs about
             8 n (d + k), may exceed it.
         iterations: largest number of gradients of the first and of the second fit.
-
-    Raises:
-        UserError: there are fewer than five training samples, or no candidate.
     """
     check_cells(train, train_labels, test, test_labels)
     for number in iterations:

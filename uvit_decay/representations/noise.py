@@ -108,9 +108,6 @@ def noise_share(states: Float[Tensor, "n k ..."]) -> NoiseShare:
     Args:
         states: states of n >= 1 images under k >= 2 noise draws each, of any floating dtype and any further shape; D is
             the number of all further coordinates. With one image, B is 0.
-
-    Raises:
-        UserError: there is no image, or there are fewer than two draws.
     """
     n, k = states.shape[:2]
     if n < 1 or k < 2:

@@ -271,9 +271,6 @@ class Protocol(ABC):
         Args:
             options: options of the protocol.
             is_encoder: whether the network is an encoder; None if the network is not open yet.
-
-        Raises:
-            UserError: an option has no effect, or needs the noise of a denoiser.
         """
 
     def _check_read(self, options: ProtocolOptions, names: Sequence[str], chosen: Sequence[str]) -> None:
@@ -300,9 +297,6 @@ class Protocol(ABC):
             labels: classes of the training images.
             names: names of all classes.
             options: options of the protocol.
-
-        Raises:
-            UserError: there are fewer images than FEWEST, neighbours, or shots in a class.
         """
         least = FEWEST
         if self.votes:
@@ -326,9 +320,6 @@ class GridProtocol(Protocol):
         fresh: whether every pass over the training images has its own noise.
         needs_reference: whether it compares with the features of a reference network.
         classifier: the classifier in words, for reports, if there is no `probe`, which describes itself.
-
-    Raises:
-        UserError: it lacks the score `test_accuracy` or `chosen_by`.
     """
 
     chosen_by: Literal["held_out_accuracy", "test_accuracy"] = "test_accuracy"
@@ -408,11 +399,7 @@ Kind = TypeVar("Kind", bound=Protocol)
 
 
 def find_protocol(name: str, kind: type[Kind]) -> Kind:
-    """Return the protocol called `name`, a GridProtocol or a PointProtocol.
-
-    Raises:
-        UserError: the table has no such protocol, or it is of the other kind.
-    """
+    """Return the protocol called `name`, a GridProtocol or a PointProtocol."""
     offered = _select(kind)
     if name not in offered:
         known = [*offered, NOISE_ALONE] if kind is GridProtocol else [*offered]

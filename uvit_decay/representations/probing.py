@@ -46,9 +46,6 @@ def open_probed_data(network: ProbedNetwork, data: str | None, test: str | None)
         network: the network.
         data: name of the data as in `open_data`; None for the data that the network was trained on.
         test: path of test images; None for the data's own.
-
-    Raises:
-        UserError: no data is named and the training data cannot be opened by its name, or the data does not fit.
     """
     from uvit_decay.data.named import SETS, open_data
 
@@ -164,9 +161,6 @@ class Prober:
         precision: precision of the network.
         reference: features of another network, for protocols that compute an alignment.
         norm: apply the network's final layer norm before pooling.
-
-    Raises:
-        UserError: the options do not fit the protocol or the network.
     """
 
     net: HasIntermediates

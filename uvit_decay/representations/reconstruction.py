@@ -39,9 +39,6 @@ class Reconstructor:
         seed: seed of the masks.
         precision: precision of the network.
         decode: function that converts images in the scale of the network to uint8.
-
-    Raises:
-        UserError: the network has no decoder, or the masks remove all patches or no patch.
     """
 
     net: nn.Module

@@ -53,9 +53,6 @@ class ReferenceNetwork:
         precision: precision of the network.
         batch_size: images at a time on each device.
         autoencoder: autoencoder that decodes the images of a probed network of latents; None for pixels.
-
-    Raises:
-        UserError: the network is a denoiser or takes latents.
     """
 
     network: ProbedNetwork
@@ -135,9 +132,6 @@ def open_reference_network(
         trust: modules or classes that the reference's checkpoint may name.
         device: device that computes.
         precision: precision of the reference.
-
-    Raises:
-        UserError: the reference cannot be opened, or it is not an encoder of clean pictures.
     """
     network = open_network(alignment.reference, LoadingOptions(trust=trust), alignment.reference_size)
     autoencoder = decoder(probed.latents, None, device)
