@@ -13,7 +13,7 @@ from statistics import mean, stdev
 
 import matplotlib.pyplot as plt
 
-from uvit_decay.runs.history import current_name, read_rows
+from uvit_decay.runs.history import read_rows
 
 STYLE = Path("docs/figures.mplstyle")  # of the figures in the documentation
 SHOWN = {"test_accuracy": "linear probe", "knn_accuracy": "kNN", "mean_share": "share of the mean"}
@@ -45,7 +45,7 @@ def blocks(probes: Path) -> dict[int, dict[str, float]]:
     """Return the scores of each probed block by its number."""
     with (probes / "probes.csv").open() as file:
         return {
-            int(row["layer"]): {current_name(name): float(row[name]) for name in row if name not in ("name", "kind")}
+            int(row["layer"]): {name: float(row[name]) for name in row if name not in ("name", "kind")}
             for row in csv.DictReader(file)
         }
 
