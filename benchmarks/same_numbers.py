@@ -83,6 +83,7 @@ class Row:
     files: patterns of the files that are compared, below {out}.
     callbacks: callbacks of a training, given by a configuration of its own, {out}/NAME.yaml.
     old, new: more words for one side, where flags differ between the checkouts.
+    renamed: files that have another name in NEW: name in OLD -> name in NEW.
     resumed: the training of OLD whose copy NEW resumes from its stored step; OLD does not run the command.
     """
 
@@ -92,6 +93,7 @@ class Row:
     callbacks: tuple[str, ...] = ()
     old: str = ""
     new: str = ""
+    renamed: Mapping[str, str] = field(default_factory=dict)
     resumed: str = ""
 
 
@@ -183,7 +185,8 @@ ROWS = (
         "noise share",
         f"{{checkout}}/evaluate.py probe --ckpt {DIGITS} --data digits --protocol noise-share --times 0.1,0.3"
         " --noise-draws 2 --noise-images 40 --out {out}/noise",
-        ("noise/*.csv",),
+        (),
+        renamed={"noise/probes.csv": "noise/noise_share.csv"},
     ),
     Row(
         "probe sit, ddae",
@@ -355,17 +358,19 @@ def compare_row(row: Row, out: Path) -> Comparison:
         if not names:
             comparison.differences.append(f"{pattern}: neither side has written such a file")
         for name in sorted(names):
-            compare_files(old, new, name, comparison)
+            compare_files(old / name, new / name, name, comparison)
+    for before, after in row.renamed.items():
+        compare_files(old / before, new / after, after, comparison)
     return comparison
 
 
 def compare_files(old: Path, new: Path, name: str, comparison: Comparison) -> None:
     """Add the differences of a file that both sides have written."""
-    missing = [str(side) for side in (old, new) if not (side / name).exists()]
+    missing = [str(path) for path in (old, new) if not path.exists()]
     if missing:
-        comparison.differences.append(f"{name}: missing in {missing[0]}")
+        comparison.differences.append(f"{name}: {missing[0]} is missing")
         return
-    before, after = dict(read_values(old / name)), dict(read_values(new / name))
+    before, after = dict(read_values(old)), dict(read_values(new))
     for key in list(before):
         if key not in after and key.endswith(GONE):
             del before[key]
