@@ -6,12 +6,9 @@ Networks take float images in [-1, 1]; on disk and in metrics images are uint8. 
 from __future__ import annotations
 
 import itertools
-import math
-import re
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,13 +22,9 @@ from uvit_decay.runtime.files import replacing
 from uvit_decay.runtime.typed import Positive, check_types
 
 PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
-LINE = 12  # pixels from a line of a heading to the next
-HEADING = 22  # pixels of a heading of one line
+HEADING = 22  # pixels of the headings of a grid
+FONT = 11  # size of their font, in pixels
 GAP = 4  # pixels between images of a grid
-ONE_LINE_FONTS = range(14, 10, -1)  # font sizes of headings, the largest one first
-TWO_LINE_FONTS = range(LINE - 1, 8, -1)
-MOST_WIDENED = 1.5  # width of a column with a long name, in images
-BREAK = re.compile(r"(?<=[\s_/-])")  # where a name may be broken into two lines
 ELLIPSIS = "..."
 
 
@@ -82,81 +75,28 @@ def labelled_grid(
     Args:
         images: the images, all of one size and square.
         columns: number of columns.
-        names: headings of the columns, all in one font size. A name that does not fit takes two lines, then columns
-            become wider than the images, by at most half, then the end of the name becomes "...".
+        names: headings of the columns; the end of a name that is wider than its images becomes "...".
         cell: images smaller than this, in pixels, are enlarged by a whole factor, up to this size.
     """
     width = images.shape[-1]
     side = width * max(1, cell // width)
-    headings = _lay_out(names[:columns], side)
-    step = headings.width + GAP
-    header = 0
-    if headings.lines:
-        most_lines = max(map(len, headings.lines))
-        header = HEADING + LINE * (most_lines - 1)
+    step = side + GAP
+    header = HEADING if names else 0
     rows = -(-len(images) // columns)
-    canvas = Image.new("RGB", (columns * step + GAP, header + rows * (side + GAP) + GAP), "white")
-    margin = (headings.width - side) // 2
+    canvas = Image.new("RGB", (columns * step + GAP, header + rows * step + GAP), "white")
     for i, image in enumerate(images):
         row, column = divmod(i, columns)
         tile = to_pil(image).resize((side, side), Image.Resampling.NEAREST)
-        canvas.paste(tile, (GAP + margin + column * step, header + GAP + row * (side + GAP)))
+        canvas.paste(tile, (GAP + column * step, header + GAP + row * step))
     draw = ImageDraw.Draw(canvas)
-    for column, lines in enumerate(headings.lines):
-        middle = GAP + column * step + headings.width // 2
-        for i, line in enumerate(lines):
-            draw.text((middle, 18 + LINE * i), line, fill="black", font=headings.font, anchor="ms")
+    font = ImageFont.load_default(size=FONT)
+    for column, name in enumerate(names[:columns]):
+        middle = GAP + column * step + side // 2
+        draw.text((middle, 18), _shorten(name, side, font), fill="black", font=font, anchor="ms")
     return canvas
 
 
-class _Headings(NamedTuple):
-    """The headings of all columns: one or two lines of text each, their font, and the width of a column in pixels."""
-
-    lines: list[list[str]]
-    font: ImageFont.FreeTypeFont
-    width: int
-
-
-def _lay_out(names: Sequence[str], side: int) -> _Headings:
-    """Return the headings of columns of images of this side, in the largest font in which all fit.
-
-    If they do not fit in the smallest legible font, the columns are widened, and what is still longer is cut off.
-    """
-    for two_lines, sizes in ((False, ONE_LINE_FONTS), (True, TWO_LINE_FONTS)):
-        for size in sizes:
-            font = ImageFont.load_default(size=size)
-            lines = [_wrap(name, side, font) if two_lines else [name] for name in names]
-            widest = max((font.getlength(line) for line in itertools.chain.from_iterable(lines)), default=0)
-            if widest <= side:
-                return _Headings(lines, font, side)
-    width = min(math.ceil(widest), int(side * MOST_WIDENED))
-    shortened = []
-    for heading in lines:
-        shortened.append([_shorten_line(line, width, font) for line in heading])
-    return _Headings(shortened, font, width)
-
-
-def _wrap(name: str, width: int, font: ImageFont.FreeTypeFont) -> list[str]:
-    """Return a name as one line if it fits or has no place to break it, otherwise as two."""
-    parts = BREAK.split(name)
-    if len(parts) == 1 or font.getlength(name) <= width:
-        return [name]
-    return _split_evenly(parts)
-
-
-def _split_evenly(parts: list[str]) -> list[str]:
-    """Return two or more parts of a name as two lines whose longer one is as short as possible."""
-    best = []
-    shortest = math.inf
-    for i in range(1, len(parts)):
-        lines = ["".join(parts[:i]).strip(), "".join(parts[i:]).strip()]
-        longer = max(map(len, lines))
-        if longer < shortest:
-            best, shortest = lines, longer
-    return best
-
-
-def _shorten_line(line: str, width: int, font: ImageFont.FreeTypeFont) -> str:
+def _shorten(line: str, width: int, font: ImageFont.FreeTypeFont) -> str:
     """Return a line that fits, with "..." instead of what does not."""
     if font.getlength(line) <= width:
         return line
