@@ -1,6 +1,7 @@
 """Checks before a long run, which `train.py doctor` prints.
 
-A check is a function of a `Plan` that yields findings. Nothing is trained, and nothing is left on a disk.
+A check is a function of a `Plan` that yields findings. The network is not trained, and no files of
+the run are left.
 """
 
 from uvit_decay.runtime.program import lazy
