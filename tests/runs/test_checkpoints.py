@@ -15,7 +15,6 @@ from refusals import find_line
 from runs import StopAt
 
 from uvit_decay.callbacks import BestCheckpoint, LastCheckpoint
-from uvit_decay.commands.train import launch
 from uvit_decay.data import Digits
 from uvit_decay.runs.checkpoints import Checkpoints, find_newest, has_newer, list_names, rotate
 from uvit_decay.runs.resume import Start
@@ -203,7 +202,6 @@ def count_opened(event, args):
 
 
 def test_the_checkpoint_of_auto_is_opened_three_times_and_unpickled_twice(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(launch, "trains_in_bf16", lambda width: True)  # which asks how the run began
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     command = ["--ckpt_path=auto", "--trainer.precision=32-true"]
     run(monkeypatch, caplog, tmp_path, *command, "--trainer.max_steps=3")

@@ -88,13 +88,24 @@ def test_an_error_inside_restores_them(restored):
     assert settings() == before
 
 
-@pytest.mark.parametrize(("width", "times", "faster"), [(95, 3.0, False), (96, 1.6, True), (512, 1.2, False)])
-def test_wide_networks_train_in_bf16_where_its_products_are_faster(width, times, faster, monkeypatch):
-    """AMX or not: what a product takes decides."""
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: not faster, raising=False)
-    monkeypatch.setattr(precision, "product_ratio", lambda: times)
+@pytest.mark.parametrize(
+    ("features", "width", "faster"),
+    [
+        (["avx2", "amx_bf16"], 96, True),
+        (["avx512_bf16"], 384, True),
+        (["avx512_bf16"], 95, False),
+        (["avx2"], 384, False),
+    ],
+)
+@pytest.mark.parametrize("has_torch", [True, False])
+def test_bfloat16_is_faster_for_wide_networks_on_cpus_with_instructions(
+    features, width, faster, has_torch, tmp_path, monkeypatch
+):
+    if has_torch:
+        capabilities = {name: name in features for name in ("avx2", "amx_bf16", "avx512_bf16")}
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
+    else:
+        monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
+        (tmp_path / "cpuinfo").write_text(f"flags : {' '.join(features)}")
+        monkeypatch.setattr(precision, "Path", lambda _: tmp_path / "cpuinfo")
     assert precision.trains_in_bf16(width) == faster
-
-
-def test_the_ratio_is_one_of_products_of_this_machine():
-    assert 0.01 < precision.product_ratio() < 100

@@ -11,7 +11,6 @@ the same command completes after an interruption. On P processes, which write wh
 torchrun takes --num for an abbreviation of an option of its own unless -- stands before the script. It leaves -n alone.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -43,8 +42,6 @@ def sample(
     from uvit_decay.commands.opening import open_program
     from uvit_decay.generation.files import check_output, write_samples
     from uvit_decay.generation.samples import Samples
-    from uvit_decay.runs.averages import remark_on_average
-    from uvit_decay.runs.stage import remark_on
     from uvit_decay.runtime.files import claim_paths
 
     check_output(out, num)
@@ -57,12 +54,6 @@ def sample(
             num = 10 * len(samples.classes) or 64
         with claim_paths(out, first=group.is_main):
             write_samples(samples, num, out, sampling.batch_size, group)
-        remark = remark_on(samples.file, samples.checkpoint.card.step, samples.model.num_classes)
-        if remark and group.is_main:
-            print(remark)
-        of_average = remark_on_average(samples.file) if samples.weights == "ema" else ""
-        if of_average and group.is_main:
-            print(f"warning: {of_average}", file=sys.stderr)
 
 
 def main(words: Sequence[str]) -> None:

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from uvit_decay.checkpoint.io import read_training_checkpoint
-
 MOST_INITIAL = 0.1  # share of the initial weights above which an average is remarked on
-EMA = "trainer.callbacks.EMA"  # its settings, as checkpoints store them
 
 
 def ramped_decay(decay: float, updates: int, ramp_steps: int | None = None) -> float:
@@ -51,23 +46,3 @@ def initial_share(updates: float, decay: float, ramp: bool = True, ramp_steps: i
 def describe_initial_share(share: float, decay: float, updates: float) -> str:
     """Return what is wrong with an average that consists of initial weights to this share."""
     return f"{100 * share:.0f} % of the average are initial weights after {updates:g} updates of decay {decay:g}"
-
-
-def remark_on_average(checkpoint: Path) -> str:
-    """Return a remark if much of the average in a checkpoint is initial weights; empty if not, or if it is not known.
-
-    Args:
-        checkpoint: the file; only a .ckpt of train.py holds the settings of its average.
-    """
-    if checkpoint.suffix != ".ckpt":
-        return ""
-    contents = read_training_checkpoint(checkpoint, whole=False)
-    settings = contents.get("settings") or {}
-    decay = settings.get(f"{EMA}.decay")
-    if decay is None:
-        return ""
-    updates = contents["callbacks"]["EMA"]["updates"]
-    share = initial_share(updates, decay, settings.get(f"{EMA}.ramp", True), settings.get(f"{EMA}.ramp_steps"))
-    if share <= MOST_INITIAL:
-        return ""
-    return f"{describe_initial_share(share, decay, updates)}: --weights raw takes the weights themselves"

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from uvit_decay.checkpoint.io import read_training_checkpoint
-from uvit_decay.runs import history
-from uvit_decay.runs.history import GENERATION, run_of
-
 EARLY = 300  # optimizer steps; until then, samples of networks that began from noise show nothing
-CONSISTENCY = "label_consistency"  # among the values of GENERATION
 ERRORS = 2.0  # standard errors
 
 
@@ -48,31 +42,3 @@ def finds_no_class(consistency: float, classes: int, samples: int) -> bool:
     chance = 1 / classes
     error = math.sqrt(chance * (1 - chance) / samples)
     return consistency <= chance + ERRORS * error
-
-
-def remark_on(checkpoint: Path, step: int, classes: int) -> str:
-    """Return a remark if samples of a checkpoint are noise, otherwise an empty text; only runs are known.
-
-    Args:
-        checkpoint: the file.
-        step: its optimizer step.
-        classes: number of classes of its network.
-    """
-    if checkpoint.suffix != ".ckpt":
-        return ""
-    settings = read_training_checkpoint(checkpoint, whole=False).get("settings") or {}
-    if is_early(step, settings) or _found_no_class(checkpoint, step, classes):
-        return describe_early(step, settings)
-    return ""
-
-
-def _found_no_class(checkpoint: Path, step: int, classes: int) -> bool:
-    """Return whether the run of a checkpoint has measured at its step that samples show no class."""
-    run = run_of(checkpoint)
-    if run is None or classes < 2:
-        return False
-    for measurement in history.read(run / GENERATION):
-        consistency, count = measurement.values.get(CONSISTENCY), measurement.metadata.get("n")
-        if measurement.step == step and consistency is not None and isinstance(count, int):
-            return finds_no_class(consistency, classes, count)
-    return False

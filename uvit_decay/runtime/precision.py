@@ -6,12 +6,9 @@ factors of matrix products and convolutions to 10 bits of mantissa, on CUDA GPUs
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache, partial
-from statistics import median
-from timeit import timeit
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -21,10 +18,10 @@ from uvit_decay.runtime.errors import UserError
 Precision = Literal["float32", "tf32", "bf16"]
 FLOAT16 = "16-mixed"  # of a trainer: float32 weights, computation in float16, and a scaled loss
 
-# Transformers of at least this width train faster in bfloat16 if the CPU multiplies matrices at least BF16_RATIO times
-# as fast in it (docs/LOG.md). Training is 1.6 to 3 times as fast with AMX and 1.8 to 2 times with AVX512-BF16, whose
-# ratio is 1.9 (1.5 when busy). Without either the ratio is 0.4 to 0.5. Narrower networks gain little or nothing.
-BF16_WIDTH, BF16_RATIO = 96, 1.25
+# Transformers of at least this width train faster in bfloat16 on CPUs with instructions for it (docs/LOG.md): 1.6 to 3
+# times as fast with AMX, and 1.8 to 2 times with AVX512-BF16. Narrower networks gain little or nothing.
+BF16_WIDTH = 96
+BF16_INSTRUCTIONS = ("amx_bf16", "avx512_bf16")
 
 
 def check_training_precision(precision: str) -> None:
@@ -46,24 +43,16 @@ def chosen_precision(precision: Precision | None, device: torch.device) -> Preci
 
 
 def trains_in_bf16(width: int) -> bool:
-    """Return whether a transformer of this width trains faster in bf16 on this CPU, by timing matrix products."""
-    return width >= BF16_WIDTH and product_ratio() >= BF16_RATIO
+    """Return whether a transformer of this width trains faster in bf16 on this CPU, by its instructions."""
+    return width >= BF16_WIDTH and any(name in BF16_INSTRUCTIONS for name in _list_cpu_features())
 
 
-@cache
-def product_ratio() -> float:
-    """Return the time of a matrix product in float32 over its time in bfloat16 on this CPU, measured in some ms.
-
-    The two products are timed in turn, in processor time, and medians are compared, so that other programs have little
-    influence.
-    """
-    seconds: dict[torch.dtype, list[float]] = {torch.float32: [], torch.bfloat16: []}
-    products = {dtype: partial(torch.mm, *torch.ones(2, 256, 256, dtype=dtype)) for dtype in seconds}
-    for _ in range(16):
-        for dtype, product in products.items():
-            seconds[dtype].append(timeit(product, timer=time.process_time, number=1))
-    # The first product of each kind prepares kernels.
-    return median(seconds[torch.float32][1:]) / median(seconds[torch.bfloat16][1:])
+def _list_cpu_features() -> list[str]:
+    """Return the names of the features of this CPU; none if torch is too old to tell and it is not Linux."""
+    if hasattr(torch.cpu, "get_capabilities"):
+        return [name for name, value in torch.cpu.get_capabilities().items() if value]
+    file = Path("/proc/cpuinfo")
+    return file.read_text().split() if file.exists() else []
 
 
 @contextmanager

@@ -51,11 +51,8 @@ def write_json(path: Path, value: Any) -> None:
 def read_yaml(path: Path) -> dict[str, Any]:
     """Return the mapping in a YAML file; raise a UserError if it holds none, or endless aliases."""
 
-    def load(text: str) -> Any:
-        check_yaml(text)
-        return yaml.load(text, YAML_LOADER)
-
-    return as_type(dict[str, object], parse(read_text(path, 2**20), path, load), str(path))
+    settings = parse(read_text(path, 2**20), path, lambda text: yaml.load(text, YAML_LOADER))
+    return as_type(dict[str, object], settings, str(path))
 
 
 def parse(text: str, source: Path | str, load: Callable[[str], Any] = json.loads) -> Any:
@@ -66,23 +63,16 @@ def parse(text: str, source: Path | str, load: Callable[[str], Any] = json.loads
     return values
 
 
-def check_yaml(text: str) -> None:
-    """Raise a ValueError for YAML that is too large or too deep, before its aliases and merges are followed."""
-    check_size(yaml.compose(text, YAML_LOADER))
-
-
 def check_size(root: Any) -> None:
-    """Raise a ValueError for a tree of values or YAML nodes that is too large or too deep; one with a loop is."""
+    """Raise a ValueError for a tree of values that is too large or too deep; one with a loop is."""
     waiting = [(root, 0)]
     count = 0
     while waiting:
         item, depth = waiting.pop()
         count += 1
-        if depth > 2 * DEEPEST or count > MOST_VALUES:  # a key-value pair of YAML nodes counts as a level, too
+        if depth > DEEPEST or count > MOST_VALUES:
             raise ValueError(f"more than {MOST_VALUES:,} values, or nested more than {DEEPEST} deep")
-        if isinstance(item, yaml.CollectionNode):
-            item = item.value
-        elif isinstance(item, dict):
+        if isinstance(item, dict):
             item = list(item.values())
         if isinstance(item, list | tuple):
             waiting.extend((inner, depth + 1) for inner in item)

@@ -49,13 +49,14 @@ from uvit_decay.runs.launch import SaveConfig, go_on
 from uvit_decay.runs.lightning_private import set_length
 from uvit_decay.runs.log import RunFolder
 from uvit_decay.runs.resume import Start, resume
+from uvit_decay.runs.settings import Settings
 from uvit_decay.runtime.command_line import Parser as OneLineParser
 from uvit_decay.runtime.concurrency import keep_freed_memory
 from uvit_decay.runtime.distributed import destroy_group, others_needed
 from uvit_decay.runtime.errors import RunEnded, UserError, explain, name_flags, one_line
 from uvit_decay.runtime.files import check_writable
 from uvit_decay.runtime.instantiate import Trusted
-from uvit_decay.runtime.precision import FLOAT16, product_ratio, trains_in_bf16
+from uvit_decay.runtime.precision import FLOAT16, trains_in_bf16
 from uvit_decay.runtime.validation import YAML_LOADER, flat
 from uvit_decay.tasks import Task
 from uvit_decay.tasks.file_digests import digest_files
@@ -171,8 +172,8 @@ class CLI(LightningCLI):
     def _choose_precision(self, loggers: list[Any]) -> str | None:
         """Return the precision that is asked for, which is saved; by default bf16-mixed where it is no slower.
 
-        bf16-mixed is no slower on GPUs that support it, and on some CPUs: without bf16 instructions it is three times
-        slower. None is float32, which GPUs before 2020 get, too: torch only emulates bfloat16 on them.
+        bf16-mixed is no slower on GPUs that support it, and on CPUs with instructions for it: without them it is three
+        times slower. None is float32, which GPUs before 2020 get, too: torch only emulates bfloat16 on them.
         """
         trainer = self._get(self.config, "trainer")
         if trainer.precision is not None:
@@ -187,13 +188,16 @@ class CLI(LightningCLI):
         return trainer.precision
 
     def _choose_cpu_precision(self, loggers: list[Any]) -> str | None:
-        """Return bf16-mixed where it is measured to be faster; a resumed run that began in float32 stays in it."""
+        """Return the precision of the run that is resumed, or for a new run bf16-mixed if it is faster."""
+        before = self._read_resumed_settings(loggers)
+        if before is not None and before.get("trainer.precision") != FLOAT16:
+            return before.get("trainer.precision")
         width = self._get(self.config, "model").get("init_args.net.init_args.dim")  # of a transformer
-        if not isinstance(width, int) or not trains_in_bf16(width) or self._began_in_float32(loggers):
+        if not isinstance(width, int) or not trains_in_bf16(width):
             return None
         rank_zero_info(
-            f"bf16-mixed: this CPU multiplies matrices {product_ratio():.1f} times as fast in bfloat16, the network is "
-            f"{width} wide; --trainer.precision 32-true for float32"
+            f"bf16-mixed: this CPU multiplies matrices in bfloat16, the network is {width} wide; "
+            "--trainer.precision 32-true for float32"
         )
         return "bf16-mixed"
 
@@ -202,15 +206,13 @@ class CLI(LightningCLI):
         """The checkpoints that were opened to find the one that this run resumes from."""
         return Checkpoints()
 
-    def _began_in_float32(self, loggers: list[Any]) -> bool:
-        """Return whether this run resumes from a checkpoint of a run in float32."""
+    def _read_resumed_settings(self, loggers: list[Any]) -> Settings | None:
+        """Return the settings in the checkpoint that this run resumes from; None for a new run."""
         path = self._get(self.config_init, "ckpt_path")
         if not path:
-            return False
+            return None
         root = self._get(self.config_init, "trainer.default_root_dir") or "."
-        settings = self._dump_settings()
-        before = read_settings(path, settings, self._list_allowed(), loggers, root, self._checkpoints)
-        return before is not None and before.get("trainer.precision") != "bf16-mixed"
+        return read_settings(path, self._dump_settings(), self._list_allowed(), loggers, root, self._checkpoints)
 
     def instantiate_classes(self) -> None:
         """Turn errors of constructors into UserErrors."""
