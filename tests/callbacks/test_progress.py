@@ -16,7 +16,7 @@ from runs import StopAt
 
 from uvit_decay.callbacks import Progress
 from uvit_decay.callbacks.periodic import Periodic
-from uvit_decay.commands.train.launch import CLI
+from uvit_decay.commands.train.launch import Launch
 from uvit_decay.data import Digits
 from uvit_decay.runtime.progress import track
 
@@ -146,7 +146,7 @@ def bars_of(monkeypatch, folder, *flags):
     monkeypatch.chdir(folder)
     made = []
 
-    class Built(CLI):
+    class Built(Launch):
         def _run_subcommand(self, subcommand):
             made.extend(callback for callback in self.trainer.callbacks if isinstance(callback, ProgressBar))
 

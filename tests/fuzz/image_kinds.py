@@ -17,7 +17,7 @@ from kind import Kind, Sources, anything_valid
 from PIL import Image
 from run_folders import a_run
 
-from uvit_decay.commands.train.launch import CLI
+from uvit_decay.commands.train.launch import Launch
 from uvit_decay.compare.runs import FinishedRun
 from uvit_decay.data import Images
 from uvit_decay.data.decoding import Box, Decoding, decode_box
@@ -91,7 +91,7 @@ def read_classes(folder: Path, file: Path) -> Any:
 PARSED: list[dict[str, Any]] = []
 
 
-class Parsed(CLI):
+class Parsed(Launch):
     """train.py up to the point where it would build what a configuration describes."""
 
     def instantiate_classes(self) -> None:

@@ -81,7 +81,7 @@ def fit(monkeypatch, folder, *loggers, more=()):
     flags = [*net, "--trainer.logger=false", f"--trainer.callbacks={json.dumps(callbacks)}"]
     flags += ["--model.sampling.steps=1", *more]
 
-    class Added(launch.CLI):
+    class Added(launch.Launch):
         def instantiate_trainer(self, **options):
             return super().instantiate_trainer(**options, **({"logger": list(loggers)} if loggers else {}))
 
@@ -161,7 +161,7 @@ def test_a_root_that_cannot_be_written_is_found_before_training(tmp_path, monkey
     place = "default_root_dir" if logger == "false" else "logger.save_dir"
     flags = ["--config", str(DIGITS), f"--trainer.logger={logger}", f"--trainer.{place}={tmp_path / 'root' / 'x'}"]
     with raises_user_error("/root/x"):
-        launch.CLI.run(["fit", *flags])
+        launch.Launch.run(["fit", *flags])
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

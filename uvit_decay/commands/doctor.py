@@ -13,7 +13,7 @@ import torch.distributed as dist
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
-from uvit_decay.commands.train.launch import CLI
+from uvit_decay.commands.train.launch import Launch
 from uvit_decay.doctor import Finding, Plan, Report, cost, length
 from uvit_decay.doctor.environment import check_devices, check_weights, list_images, list_ranks, list_versions
 from uvit_decay.doctor.rehearsal import PRACTICE, Practice, Rehearsal, rehearse
@@ -24,13 +24,12 @@ from uvit_decay.runtime.progress import track
 STARTED = "UVIT_DECAY_DOCTOR"  # set for the processes that Lightning starts: only the first one reports
 
 
-class Doctor(CLI):
+class Doctor(Launch):
     """LightningCLI that parses the flags of `fit`, builds its objects, and prints findings instead of training."""
 
     writes = False
 
-    @classmethod
-    def subcommands(cls) -> dict[str, set[str]]:
+    def subcommands(self) -> dict[str, set[str]]:
         """Return `fit`, whose flags the doctor takes."""
         return {"fit": LightningCLI.subcommands()["fit"]}
 

@@ -34,7 +34,7 @@ LARGEST = 2**26  # maximum bytes of launches.jsonl
 
 
 @dataclass(frozen=True)
-class Launch:
+class LaunchRecord:
     """A start of train.py in a run folder.
 
     Args:
@@ -57,7 +57,7 @@ class Launch:
     loggers: dict[str, object]
 
 
-def read_launches(run: Path) -> list[Launch]:
+def read_launches(run: Path) -> list[LaunchRecord]:
     """Return the launches of a run folder, the oldest first; none if an earlier version of uvit_decay wrote it.
 
     Raises:
@@ -69,18 +69,18 @@ def read_launches(run: Path) -> list[Launch]:
     launches = []
     for number, line in enumerate(read_text(path, LARGEST).splitlines(), 1):
         where = f"{path}, line {number}"
-        launches.append(as_type(Launch, parse(line, where), where))
+        launches.append(as_type(LaunchRecord, parse(line, where), where))
     return launches
 
 
-def add_launch(run: Path, launch: Launch) -> None:
+def add_launch(run: Path, launch: LaunchRecord) -> None:
     """Add a line to launches.jsonl; the file is replaced, so that a killed run leaves it complete."""
     lines = [json.dumps(asdict(each)) for each in (*read_launches(run), launch)]
     with replacing(run / LAUNCHES) as file:
         file.write("".join(f"{line}\n" for line in lines).encode())
 
 
-def describe_launch(trainer: Trainer, task: Resumable) -> Launch:
+def describe_launch(trainer: Trainer, task: Resumable) -> LaunchRecord:
     """Describe this launch; only rank 0 may call this."""
     start: Start | None = task.start
     step = 0
@@ -99,7 +99,7 @@ def describe_launch(trainer: Trainer, task: Resumable) -> Launch:
     kind = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     machine = {"host": platform.node(), "device": kind, "processes": trainer.world_size}
     time = datetime.now(UTC).isoformat(timespec="seconds")
-    return Launch(time, step, parent, changes, versions, machine, dict(list_versions(trainer.loggers)))
+    return LaunchRecord(time, step, parent, changes, versions, machine, dict(list_versions(trainer.loggers)))
 
 
 def go_on(trainer: Trainer, start: Start) -> None:

@@ -74,11 +74,11 @@ def _run(words: Sequence[str]) -> None:
     if args[0] in known and not named:
         default = PICTURES_CONFIG if names_other_data(list_given(args)) else DEFAULT_CONFIG
         args[1:1] = ["--config", str(find_bundled(default))]
-    from uvit_decay.commands.train.launch import CLI  # imports Lightning, which takes seconds
+    from uvit_decay.commands.train.launch import Launch  # imports Lightning, which takes seconds
 
     if args[0] == DOCTOR:
         from uvit_decay.commands.doctor import Doctor  # imports every check
 
         Doctor.run(args, began)
     else:
-        CLI.run(args, began)
+        Launch.run(args, began)

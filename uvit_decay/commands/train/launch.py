@@ -10,7 +10,6 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from uvit_decay.commands.train.flags import find_flag
 from uvit_decay.commands.train.help import SUBCOMMANDS
 from uvit_decay.commands.train.length import describe_longer, find_steps
 from uvit_decay.commands.train.parser import TrainParser, check_nodes, check_values, limit, locate
-from uvit_decay.commands.train.words import list_given
+from uvit_decay.commands.train.words import Given, list_given
 from uvit_decay.data import ImageData
 from uvit_decay.doctor import Plan
 from uvit_decay.nn import ImageNetwork  # noqa: F401  imports all networks, for the same reason
@@ -85,25 +84,41 @@ def _hush() -> None:
     threading.excepthook = lambda args: None if isinstance(args.thread, _AsyncWriterThread) else shown(args)
 
 
-class CLI(LightningCLI):
-    """LightningCLI with one seed for everything; flags take precedence over the settings of a checkpoint."""
+class Launch(LightningCLI):
+    """A launch of train.py: it parses, completes, builds, starts and fits, in the order of the methods below.
 
-    _fits_minutes = False  # whether the length of the run was found by its minutes
-    _began: float  # when the program began, by time.monotonic()
-    _words: list[str]  # the command line
-    _digests: dict[str, str] | None = None  # of `digest_files`, from the first dump of the settings
+    LightningCLI calls them. There is one seed for everything, and flags take precedence over the settings of a
+    checkpoint.
+
+    Args:
+        words: the command line.
+        began: when the program began, by `time.monotonic()`.
+        claims: holds the locks of this program.
+    """
 
     writes = True  # whether the command writes to the run folder
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, words: list[str], began: float, claims: ExitStack) -> None:
+        self.words = words
+        self.began = began
+        self.claims = claims
+        self.given: Given = {}  # the settings of the command line
+        self._checkpoints = Checkpoints()  # opened to find the one that this run resumes from
+        self._digests: dict[str, str] | None = None  # of `digest_files`, from the first dump of the settings
+        self._fits_minutes = False  # whether the length of the run was found by its minutes
         with name_flags(self._find_flag):
-            super().__init__(*args, **options)
-
-    def _find_flag(self, name: str, error: UserError) -> str | None:
-        """Return the flag of an argument that an error names; the parser's own errors name flags already."""
-        if not hasattr(self, "config"):
-            return None
-        return find_flag(self.config[self.config.subcommand].as_dict(), name, error)
+            super().__init__(
+                Task,
+                ImageData,
+                subclass_mode_model=True,
+                subclass_mode_data=True,
+                seed_everything_default=0,
+                auto_configure_optimizers=False,
+                parser_class=TrainParser,
+                save_config_callback=SaveConfig,
+                save_config_kwargs={"save_to_log_dir": False, "claims": claims},
+                args=words,
+            )
 
     @classmethod
     def run(cls, words: list[str], began: float | None = None) -> None:
@@ -113,39 +128,33 @@ class CLI(LightningCLI):
             words: the command line.
             began: when the program began, by `time.monotonic()`; by default now.
         """
-        cls._began = time.monotonic() if began is None else began
-        cls._words = words
-        for arg in words:
-            if arg.partition("=")[0] in SEED_FLAGS:
-                raise UserError(f"{arg}: there is one seed, --seed_everything")
+        for word in words:
+            if word.partition("=")[0] in SEED_FLAGS:
+                raise UserError(f"{word}: there is one seed, --seed_everything")
         _hush()
         register_ddp()
         keep_freed_memory()
         torch.set_float32_matmul_precision("high")  # TF32 on GPUs; nothing changes on the CPU
         try:
             with others_needed(), ExitStack() as claims:
-                cls(
-                    Task,
-                    ImageData,
-                    subclass_mode_model=True,
-                    subclass_mode_data=True,
-                    seed_everything_default=0,
-                    auto_configure_optimizers=False,
-                    parser_class=TrainParser,
-                    save_config_callback=SaveConfig,
-                    save_config_kwargs={"save_to_log_dir": False, "claims": claims},
-                    args=words,
-                )
+                cls(words, time.monotonic() if began is None else began, claims)
         except MisconfigurationException as error:
             raise UserError(" ".join(str(error).split())) from error
         finally:
             destroy_group()
 
-    @classmethod
-    def subcommands(cls) -> dict[str, set[str]]:
+    def _find_flag(self, name: str, error: UserError) -> str | None:
+        """Return the flag of an argument that an error names; the parser's own errors name flags already."""
+        if not hasattr(self, "config"):
+            return None
+        return find_flag(self.config[self.config.subcommand].as_dict(), name, error)
+
+    # 1. Parse and complete.
+
+    def subcommands(self) -> dict[str, set[str]]:
         """Return the subcommands that the command line may name; each parser takes a tenth of a small launch."""
         offered = LightningCLI.subcommands()
-        named = [name for name in SUBCOMMANDS if name in cls._words]
+        named = [name for name in SUBCOMMANDS if name in self.words]
         return {name: offered[name] for name in named or SUBCOMMANDS}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -157,62 +166,20 @@ class CLI(LightningCLI):
         parser.add_argument("--resume.allow", type=list[str] | str, default=[], help=allowed)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parse the arguments, check what Lightning would reject only later, and complete the configuration."""
+        """Parse the command line, check what Lightning would reject only later, and complete the configuration."""
         trust_parser = OneLineParser(add_help=False, allow_abbrev=False)
         trust_parser.add_argument("--trust", action="append", default=[], type=Trusted)
-        given, rest = trust_parser.parse_known_args(args)
-        limit(given.trust)
+        options, rest = trust_parser.parse_known_args(args)
+        limit(options.trust)
         with explain("a --config is no text file", UnicodeDecodeError):
             self.config = parser.parse_args(locate(rest))
         config = self.config[self.config.subcommand]
         check_values(config)
+        self.given = list_given(rest)
         with _explain_instantiation():  # of the data module
-            self._opened = complete(config, list_given(rest))
+            self._opened = complete(config, self.given)
 
-    def _choose_precision(self, loggers: list[Any]) -> str | None:
-        """Return the precision that is asked for, which is saved; by default bf16-mixed where it is no slower.
-
-        bf16-mixed is no slower on GPUs that support it, and on CPUs with instructions for it: without them it is three
-        times slower. None is float32, which GPUs before 2020 get, too: torch only emulates bfloat16 on them.
-        """
-        trainer = self._get(self.config, "trainer")
-        if trainer.precision is not None:
-            return trainer.precision
-        if trainer.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
-            if torch.cuda.is_bf16_supported(including_emulation=False):
-                trainer.precision = "bf16-mixed"
-            else:
-                rank_zero_info(f"32-true: this GPU has no bfloat16; --trainer.precision {FLOAT16} trains in float16")
-        elif trainer.accelerator == "cpu" or (trainer.accelerator == "auto" and not torch.accelerator.is_available()):
-            trainer.precision = self._choose_cpu_precision(loggers)
-        return trainer.precision
-
-    def _choose_cpu_precision(self, loggers: list[Any]) -> str | None:
-        """Return the precision of the run that is resumed, or for a new run bf16-mixed if it is faster."""
-        before = self._read_resumed_settings(loggers)
-        if before is not None and before.get("trainer.precision") != FLOAT16:
-            return before.get("trainer.precision")
-        width = self._get(self.config, "model").get("init_args.net.init_args.dim")  # of a transformer
-        if not isinstance(width, int) or not trains_in_bf16(width):
-            return None
-        rank_zero_info(
-            f"bf16-mixed: this CPU multiplies matrices in bfloat16, the network is {width} wide; "
-            "--trainer.precision 32-true for float32"
-        )
-        return "bf16-mixed"
-
-    @cached_property
-    def _checkpoints(self) -> Checkpoints:
-        """The checkpoints that were opened to find the one that this run resumes from."""
-        return Checkpoints()
-
-    def _read_resumed_settings(self, loggers: list[Any]) -> Settings | None:
-        """Return the settings in the checkpoint that this run resumes from; None for a new run."""
-        path = self._get(self.config_init, "ckpt_path")
-        if not path:
-            return None
-        root = self._get(self.config_init, "trainer.default_root_dir") or "."
-        return read_settings(path, self._dump_settings(), self._list_allowed(), loggers, root, self._checkpoints)
+    # 2. Build: task, data, trainer.
 
     def instantiate_classes(self) -> None:
         """Turn errors of constructors into UserErrors."""
@@ -261,6 +228,48 @@ class CLI(LightningCLI):
         net = self._get(self.config, "model").init_args.net.class_path.rpartition(".")[2]
         return RunFolder(f"{data}_{net}".lower(), root)
 
+    def _choose_precision(self, loggers: list[Any]) -> str | None:
+        """Return the precision that is asked for, which is saved; by default bf16-mixed where it is no slower.
+
+        bf16-mixed is no slower on GPUs that support it, and on CPUs with instructions for it: without them it is three
+        times slower. None is float32, which GPUs before 2020 get, too: torch only emulates bfloat16 on them.
+        """
+        trainer = self._get(self.config, "trainer")
+        if trainer.precision is not None:
+            return trainer.precision
+        if trainer.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
+            if torch.cuda.is_bf16_supported(including_emulation=False):
+                trainer.precision = "bf16-mixed"
+            else:
+                rank_zero_info(f"32-true: this GPU has no bfloat16; --trainer.precision {FLOAT16} trains in float16")
+        elif trainer.accelerator == "cpu" or (trainer.accelerator == "auto" and not torch.accelerator.is_available()):
+            trainer.precision = self._choose_cpu_precision(loggers)
+        return trainer.precision
+
+    def _choose_cpu_precision(self, loggers: list[Any]) -> str | None:
+        """Return the precision of the run that is resumed, or for a new run bf16-mixed if it is faster."""
+        before = self._read_resumed_settings(loggers)
+        if before is not None and before.get("trainer.precision") != FLOAT16:
+            return before.get("trainer.precision")
+        width = self._get(self.config, "model").get("init_args.net.init_args.dim")  # of a transformer
+        if not isinstance(width, int) or not trains_in_bf16(width):
+            return None
+        rank_zero_info(
+            f"bf16-mixed: this CPU multiplies matrices in bfloat16, the network is {width} wide; "
+            "--trainer.precision 32-true for float32"
+        )
+        return "bf16-mixed"
+
+    def _read_resumed_settings(self, loggers: list[Any]) -> Settings | None:
+        """Return the settings in the checkpoint that this run resumes from; None for a new run."""
+        path = self._get(self.config_init, "ckpt_path")
+        if not path:
+            return None
+        root = self._get(self.config_init, "trainer.default_root_dir") or "."
+        return read_settings(path, self._dump_settings(), self._list_allowed(), loggers, root, self._checkpoints)
+
+    # 3. Start: the checkpoint, the run folder, the length.
+
     def _run_subcommand(self, subcommand: str) -> None:
         """Run fit or validate; --ckpt_path auto ends without error if nothing is left to do."""
         try:
@@ -295,6 +304,29 @@ class CLI(LightningCLI):
         if alone and is_complete:
             raise RunEnded(f"the checkpoint is at step {start.step}, the end: set --trainer.max_steps higher to resume")
 
+    def before_validate(self) -> None:
+        """Check --ckpt_path before any work; it is required here."""
+        if self.config.validate.ckpt_path in (None, AUTO):
+            raise UserError("validate needs --ckpt_path runs/.../last.ckpt, or --ckpt_path last")
+        self._resume()
+
+    def _resume(self) -> None:
+        """Tell the task its settings and, once it is checked, the checkpoint from which it resumes.
+
+        Lightning is given the file that `last` and `auto` mean.
+        """
+        chosen = self._get(self.config_init, "ckpt_path")
+        task = self.model
+        task.settings = self._dump_settings()
+        task.allowed = self._list_allowed()
+        claims = self.claims if self.writes else None
+        trains = self.subcommand == "fit"
+        task.start = resume(task, self.trainer, self.datamodule, chosen, self._checkpoints, trains, claims)
+        if self.writes and task.start is not None and task.start.run is not None:
+            go_on(self.trainer, task.start)
+        if chosen in NAMES:
+            self.config_init[self.subcommand].ckpt_path = task.start and task.start.checkpoint
+
     def _has_minutes(self) -> bool:
         """Return whether the length of the run is given in minutes; steps or epochs take precedence."""
         config = self._get(self.config, "trainer")
@@ -307,7 +339,7 @@ class CLI(LightningCLI):
         steps = start.settings.get("trainer.max_steps", -1) if start is not None else -1
         if steps == -1:
             run = Plan(self.trainer, self.model, self.datamodule)
-            steps = find_steps(minutes, self._began, run, self._build_silent_trainer)
+            steps = find_steps(minutes, self.began, run, self._build_silent_trainer)
             steps += run.begun
             self._fits_minutes = True
         else:
@@ -326,6 +358,8 @@ class CLI(LightningCLI):
         finally:
             self.save_config_callback = save_config
 
+    # 4. After the fit, which the trainer runs.
+
     def after_fit(self) -> None:
         """Print the command that trains on if the run has trained for its minutes.
 
@@ -337,30 +371,9 @@ class CLI(LightningCLI):
         checkpoint: str | Path | None = AUTO
         if self.model.optim.cooldown is not None:
             checkpoint = find_before(run_folder(self.trainer), steps - self.model.optim.cooldown)
-        rank_zero_info(f"train on: {describe_longer(self._words, 2 * steps, checkpoint)}")
+        rank_zero_info(f"train on: {describe_longer(self.words, 2 * steps, checkpoint)}")
 
-    def before_validate(self) -> None:
-        """Check --ckpt_path before any work; it is required here."""
-        if self.config.validate.ckpt_path in (None, AUTO):
-            raise UserError("validate needs --ckpt_path runs/.../last.ckpt, or --ckpt_path last")
-        self._resume()
-
-    def _resume(self) -> None:
-        """Tell the task its settings and, once it is checked, the checkpoint from which it resumes.
-
-        Lightning is given the file that `last` and `auto` mean.
-        """
-        chosen = self._get(self.config_init, "ckpt_path")
-        task = self.model
-        task.settings = self._dump_settings()
-        task.allowed = self._list_allowed()
-        claims = self.save_config_kwargs["claims"] if self.writes else None
-        trains = self.subcommand == "fit"
-        task.start = resume(task, self.trainer, self.datamodule, chosen, self._checkpoints, trains, claims)
-        if self.writes and task.start is not None and task.start.run is not None:
-            go_on(self.trainer, task.start)
-        if chosen in NAMES:
-            self.config_init[self.subcommand].ckpt_path = task.start and task.start.checkpoint
+    # What several of these need.
 
     def _list_allowed(self) -> list[str]:
         """Return the settings of --resume.allow."""
