@@ -5,9 +5,9 @@ A launch of train.py with --ckpt_path, in order; scripts that pass `ckpt_path` t
 1. The checkpoint: `checkpoints.find_newest` finds the file that `auto` or `last` means. In the run with the highest
    number it takes the checkpoint with the highest step; `auto` skips runs whose settings differ in something that
    changes weights (`settings.is_same_run`). If its bytes do not fit their checksums, the next newest one is taken.
-2. The checks before any work: names, shapes and finiteness of all tensors (`form.check_form`), the function of the
-   network, and all settings that decide how training continues (`compatibility.check`). Each difference is named, with
-   the flag that undoes it; `--resume.allow` accepts the differences that it lists.
+2. The checks before any work (`compatibility.check`): the function of the network and all settings that decide how
+   training continues; names and shapes of weights and moments, and finite weights. Each setting that differs is named,
+   with the flag that undoes it; `--resume.allow` accepts the differences that it lists.
 3. The folder (`resume.resume`): the run goes on in the folder of the checkpoint if it is the newest one there and the
    settings keep the weights what they would have been. The folder is locked, after a wait for a program that still
    writes to it. Otherwise the run gets a new folder.
@@ -19,6 +19,9 @@ A launch of train.py with --ckpt_path, in order; scripts that pass `ckpt_path` t
 6. Previews, metrics and probes that were due at this step and have no result are computed first.
 7. Training continues with the next global batch: everything else in a step is a function of the seed and the step.
    The learning rate, its schedule and all settings of the optimizer are the settings of this run.
+
+`resumable.Resumable` says what this package needs of a task; `lightning_private` has all that depends on private state of
+Lightning.
 """
 
 from uvit_decay.runtime.program import lazy
