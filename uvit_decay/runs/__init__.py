@@ -20,8 +20,8 @@ A launch of train.py with --ckpt_path, in order; scripts that pass `ckpt_path` t
 7. Training continues with the next global batch: everything else in a step is a function of the seed and the step.
    The learning rate, its schedule and all settings of the optimizer are the settings of this run.
 
-`resumable.Resumable` says what this package needs of a task; `lightning_private` has all that depends on private state of
-Lightning.
+`resumable.Resumable` says what this package needs of a task; `lightning_private` has all that depends on private state
+of Lightning.
 """
 
 from uvit_decay.runtime.program import lazy
