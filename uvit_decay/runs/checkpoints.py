@@ -51,9 +51,6 @@ class Checkpoints:
         Args:
             path: the file.
             whole: also compare the tensors with their checksums, which reads the whole file.
-
-        Raises:
-            UserError: a file that is missing, damaged, or of another program.
         """
         file = self._files.get(path)
         if file is None:
@@ -185,8 +182,10 @@ def _find_candidates(
 
 def _list_candidates(run: Path, checkpoints: Checkpoints, damaged: list[str]) -> list[Candidate]:
     """Return the checkpoints of a run, the newest first; add the messages about unreadable files to `damaged`."""
+    # The files that are probably the newest come last, so that they stay open.
+    files = sorted((run / CHECKPOINTS).glob("*.ckpt"), key=lambda path: path.name in (NEXT, LAST, PREVIOUS))
     found = []
-    for path in _list_files(run):
+    for path in files:
         try:
             contents = checkpoints.read(path)
             step = as_type(int, contents.get("global_step"), f"global_step of {path}")
@@ -197,12 +196,6 @@ def _list_candidates(run: Path, checkpoints: Checkpoints, damaged: list[str]) ->
             found.append(Candidate(path, step, settings))
     found.sort(key=lambda candidate: (-candidate.step, candidate.path.name != LAST))
     return found
-
-
-def _list_files(run: Path) -> list[Path]:
-    """Return the checkpoints of a run; the files that are probably the newest come last, so that they stay open."""
-    files = (run / CHECKPOINTS).glob("*.ckpt")
-    return sorted(files, key=lambda path: path.name in (NEXT, LAST, PREVIOUS))
 
 
 def list_names(keep: int) -> list[str]:

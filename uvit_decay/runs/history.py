@@ -75,9 +75,6 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     """Yield the step and the logged numbers of each row of a metrics.csv; nothing if there is no such file.
 
     An incomplete last line, which a killed run can leave, is ignored.
-
-    Raises:
-        UserError: the file is damaged.
     """
     if not path.exists():
         return

@@ -58,11 +58,7 @@ class LaunchRecord:
 
 
 def read_launches(run: Path) -> list[LaunchRecord]:
-    """Return the launches of a run folder, the oldest first; none if an earlier version of uvit_decay wrote it.
-
-    Raises:
-        UserError: a line is not a launch.
-    """
+    """Return the launches of a run folder, the oldest first; none if an earlier version of uvit_decay wrote it."""
     path = run / LAUNCHES
     if not path.exists():
         return []

@@ -43,7 +43,6 @@ def restore_run(contents: dict[str, Any], task: Resumable) -> int:
 
     Raises:
         RunEnded: the checkpoint is already at the end of the run.
-        UserError: this run cannot resume from the checkpoint.
     """
     data = task.data
     trainer = task.trainer

@@ -62,10 +62,6 @@ def resume(
 
     Returns:
         the checkpoint; None if a new run starts.
-
-    Raises:
-        UserError: there is no such checkpoint, it is damaged, this run differs in what must be equal, or another
-            program still trains in the folder.
     """
     find = partial(_find_start, task, trainer, data, chosen, checkpoints, trains)
     with checkpoints:

@@ -51,9 +51,6 @@ def complete(config: Namespace, given: Given) -> ImageData | None:
 
     Returns:
         The data module, if it was built to find its sizes, with its files listed; otherwise None.
-
-    Raises:
-        UserError: the data cannot be listed.
     """
     rules = (leave_out_other_data, prefer_minutes, name_run, keep_split_classes)
     for rule in (*rules, reset_alpha_min, unclip_latents, crop_to_network):
@@ -243,7 +240,9 @@ def take_data_sizes(config: Namespace) -> ImageData | None:
     taken = [name for name in Sizes._fields if name in arguments and arguments[name] is None]
     if not taken:
         return None
-    data = _build_data(config.data)
+    parser = ArgumentParser()  # it builds the data module as LightningCLI does later
+    parser.add_subclass_arguments(ImageData, "data")
+    data = parser.instantiate(Namespace(data=config.data)).data
     sizes = data.find_sizes()
     for name in taken:
         arguments[name] = getattr(sizes, name)
@@ -254,13 +253,6 @@ def take_data_sizes(config: Namespace) -> ImageData | None:
     if "num_classes" in taken:
         _tell_unguided(config, sizes)
     return data
-
-
-def _build_data(config: Namespace) -> ImageData:
-    """Build the data module of a configuration as LightningCLI does later."""
-    parser = ArgumentParser()
-    parser.add_subclass_arguments(ImageData, "data")
-    return parser.instantiate(Namespace(data=config)).data
 
 
 def _tell_unguided(config: Namespace, sizes: Sizes) -> None:

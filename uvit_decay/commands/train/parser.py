@@ -170,11 +170,7 @@ def locate(args: Sequence[str]) -> list[str]:
 
 
 def _find_checked_config(name: str) -> str:
-    """Return the path of a configuration, or `name` if it is the text of one.
-
-    Raises:
-        UserError: there is no such file, or it holds no settings.
-    """
+    """Return the path of a configuration, which holds settings, or `name` if it is the text of one."""
     found = check_config(name)
     path = Path(found)
     if os.path.exists(found) and not path.is_fifo():  # a pipe can be read only once
