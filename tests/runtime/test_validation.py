@@ -67,7 +67,6 @@ EXPONENTIAL = "\n".join(["a0: &a0 [x, x]", *(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}
     ("read", "content"),
     [
         (read_yaml, "a: &a {b: [*a]}"),
-        (read_yaml, "a: &a\n  <<: *a"),
         (read_yaml, EXPONENTIAL),
         (read_yaml, "[" * 5000),
         (read_yaml, "a: 2026-99-99"),

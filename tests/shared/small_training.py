@@ -106,10 +106,12 @@ def read_training_state(run: Path) -> dict[str, Any]:
 def differences(run: Path, other: Path, resumed: int = 0, killed: bool = True) -> list[str]:
     """Return what differs, to the bit, between two runs that have ended: files, rows of the log, parts of the state.
 
-    A run that resumed from a step may lack the rows of that step, or only its validation if it was not `killed`.
+    A run that resumed from a step may lack the rows of that step, or only its validation if it was not `killed`. After
+    the last step, what a kill left out is named and not made: the files are not compared.
     """
+    files = FILES if resumed < STEPS else ()
     missing = (resumed - 1, resumed) if killed else (resumed,)
-    found = [name for name in FILES if (run / name).read_bytes() != (other / name).read_bytes()]
+    found = [name for name in files if (run / name).read_bytes() != (other / name).read_bytes()]
     one, two = rows(run), rows(other)
     found += [f"row {row}" for row in one if row not in two]
     lost = (row for row in two if row not in one)
