@@ -174,7 +174,7 @@ def _find_checked_config(name: str) -> str:
     found = check_config(name)
     path = Path(found)
     if os.path.exists(found) and not path.is_fifo():  # a pipe can be read only once
-        settings = parse(read_text(path, 2**20), path, _load)
+        settings = parse(read_text(path, 2**20), path, YAML)
         if not isinstance(settings, dict):
             raise UserError(f"{path} holds no settings, which are a mapping such as `seed_everything: 0`")
     return found
