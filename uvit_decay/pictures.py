@@ -92,11 +92,11 @@ def labelled_grid(
     font = ImageFont.load_default(size=FONT)
     for column, name in enumerate(names[:columns]):
         middle = GAP + column * step + side // 2
-        draw.text((middle, 18), _shorten(name, side, font), fill="black", font=font, anchor="ms")
+        draw.text((middle, 18), _shorten_line(name, side, font), fill="black", font=font, anchor="ms")
     return canvas
 
 
-def _shorten(line: str, width: int, font: ImageFont.FreeTypeFont) -> str:
+def _shorten_line(line: str, width: int, font: ImageFont.FreeTypeFont) -> str:
     """Return a line that fits, with "..." instead of what does not."""
     if font.getlength(line) <= width:
         return line

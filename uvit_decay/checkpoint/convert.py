@@ -81,10 +81,6 @@ def export_file(
 
     Returns:
         Notes for the user: what the file lacks, or how timm reads it.
-
-    Raises:
-        UserError: `source` cannot be read, `target` cannot be written or has another suffix, or the format cannot hold
-            the network or the dtype.
     """
     with _target(source, target, (".safetensors", ".pth", ".pt")):
         stored = read(source, weights)
@@ -263,9 +259,6 @@ def recognise(
         options: settings that the file does not determine.
         where: path of the file, for error messages.
         arguments: the recorded arguments of the training run.
-
-    Raises:
-        UserError: the contents are not an official state_dict, or an option does not apply to it.
     """
     kind = looks_like(contents)
     if kind not in FAMILIES:
@@ -281,11 +274,7 @@ def recognise(
 
 
 def official_state(net: nn.Module, state: Mapping[str, Tensor], where: Path) -> dict[str, Tensor]:
-    """Return the official state_dict of `net`, a network of this project, with the weights `state` of the file `where`.
-
-    Raises:
-        UserError: the official layout cannot hold the network.
-    """
+    """Return the official state_dict of a network of this project with the weights `state` of the file `where`."""
     family = _find_family(net, where)
     listed = not isinstance(net.config["schedule"], str)
     if listed or net.shortcuts.learned or net.shortcuts.recorded != ("alphas",):

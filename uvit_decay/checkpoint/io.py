@@ -79,9 +79,6 @@ class ModelCard:
         class_hash: sha256 of the class names of the data; None if unknown.
         data_hash: `ImageData.fingerprint` of the training data, independent of their folder; None if unknown.
         weights: set of weights in an exported file; None for a .ckpt, which may have both.
-
-    Raises:
-        UserError: a number out of range, or a part of a denoiser without the others.
     """
 
     version: int = VERSION
@@ -118,9 +115,6 @@ class ModelCard:
         Args:
             values: entries of the card.
             where: file that they were read from, for error messages.
-
-        Raises:
-            UserError: a newer version, values that are not plain, or fields that are missing or of the wrong type.
         """
         names = {field.name for field in fields(cls)}
         try:
@@ -141,11 +135,7 @@ class ModelCard:
             raise UserError(f"{where} is damaged, or of another version of this project: {error}") from error
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the plain values that a checkpoint stores, without fields that are None.
-
-        Raises:
-            UserError: `from_dict` could not read them, such as arguments of a network that are not plain values.
-        """
+        """Return the plain values that a checkpoint stores, without fields that are None."""
         values = {name: value for name, value in asdict(self).items() if value is not None}
         try:
             ModelCard.from_dict(values, "the model card")

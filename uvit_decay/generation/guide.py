@@ -26,11 +26,7 @@ class Guide:
 
     @classmethod
     def from_options(cls, ckpt: Path, options: SamplingOptions) -> Guide | None:
-        """Load the guide that the options name for the network in `ckpt`; return None if they name no guide.
-
-        Raises:
-            UserError: the file or the step does not exist or cannot be read, or the network does not generate images.
-        """
+        """Load the guide that the options name for the network in `ckpt`; return None if they name no guide."""
         path = options.guide_file(ckpt)
         if path is None:
             return None

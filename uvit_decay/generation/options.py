@@ -105,11 +105,7 @@ class SamplingOptions(LoadingOptions):
             raise UserError(f"{flag} cannot be combined with `sampling_protocol` {self.sampling_protocol}")
 
     def guide_file(self, ckpt: Path) -> Path | None:
-        """Return the checkpoint that guides the network in `ckpt`; None without a guide.
-
-        Raises:
-            UserError: the file, or the checkpoint of this step, does not exist.
-        """
+        """Return the checkpoint that guides the network in `ckpt`; None without a guide."""
         if self.guide is not None:
             return self._find_guide(self.guide)
         if self.guide_step is None:
@@ -141,9 +137,6 @@ class SamplingOptions(LoadingOptions):
 
         Args:
             names: names of the checkpoint's classes; empty for an unconditional network.
-
-        Raises:
-            UserError: a class does not exist, or the network is unconditional and classes or labels are set.
         """
         if not names and (self.classes or self.labels):
             flag = "`classes`" if self.classes else "`labels`"

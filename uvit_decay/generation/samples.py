@@ -87,11 +87,7 @@ class Samples:
 
     @classmethod
     def from_options(cls, file: Path, options: SamplingOptions, local_rank: int = 0) -> Samples:
-        """Load a checkpoint and apply the options; without a device among them, use GPU number `local_rank`.
-
-        Raises:
-            UserError: the checkpoint cannot be read, or does not support the options.
-        """
+        """Load a checkpoint and apply the options; without a device among them, use GPU number `local_rank`."""
         file = or_bundled(file)
         checkpoint = load(file, options.weights, options.trust)
         card = checkpoint.card
@@ -229,11 +225,7 @@ class Samples:
 
 
 def _choose_sampling(model: DiffusionModel, card: ModelCard, options: SamplingOptions) -> Sampling:
-    """Return the sampling of a protocol or else of the checkpoint, with the changes of the options.
-
-    Raises:
-        UserError: the model does not support the result.
-    """
+    """Return the sampling of a protocol or else of the checkpoint, with the changes of the options."""
     if options.sampling_protocol:
         recommended = protocol_sampling(options.sampling_protocol, model, options.guidance)
     else:

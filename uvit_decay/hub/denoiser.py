@@ -94,9 +94,6 @@ class DecayedDenoiser(ModelMixin, ConfigMixin):
             recommended: fields of `Sampling`.
             device: device on which to sample; it determines the default precision.
             changes: fields of `Sampling` to replace.
-
-        Raises:
-            UserError: a field or a value that the network does not support.
         """
         model = self.model(device)
         sampling = model.unguided(build_sampling(recommended)).changed(**changes)
@@ -136,9 +133,6 @@ class DecayedDenoiser(ModelMixin, ConfigMixin):
             sampling: determines the precision of decoding.
             vae: autoencoder for latents; None for pixels.
             output_type: "pil": images; "np": array (b, h, w, c) in [0, 1]; "pt": tensor (b, c, h, w) in [0, 1].
-
-        Raises:
-            UserError: the images are not finite.
         """
         images = states
         if self.space is not None:

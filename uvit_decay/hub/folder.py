@@ -55,10 +55,6 @@ def export_folder(
 
     Returns:
         The lines of Python that load the folder.
-
-    Raises:
-        UserError: `source` cannot be read or is not a denoiser, the autoencoder is missing or another one, `target` is
-            not empty or cannot be written, or `license` is not a short name.
     """
     if license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", license):
         raise UserError(f"`license` {license!r}: give its short name on the Hub, such as mit or cc-by-nc-4.0")

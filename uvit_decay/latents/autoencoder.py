@@ -38,10 +38,6 @@ class Autoencoder:
             folder of a whole pipeline means its `vae/`.
         device: device of the weights.
         dtype: float32 or bfloat16; float16 overflows in Stable Diffusion's decoder.
-
-    Raises:
-        UserError: the autoencoder is not found, is incomplete, is another kind of model, or cannot encode and decode
-            an image.
     """
 
     def __init__(self, vae: str, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> None:

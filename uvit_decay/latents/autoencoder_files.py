@@ -30,11 +30,7 @@ def find_in_pipeline(vae: str) -> str:
 
 
 def absolute_name(vae: str) -> str:
-    """Return the absolute path of an autoencoder's folder; a hub id stays as it is.
-
-    Raises:
-        UserError: neither an existing folder nor a hub id.
-    """
+    """Return the absolute path of an autoencoder's folder; a hub id stays as it is."""
     folder = Path(vae)
     if folder.exists():
         return str(folder.resolve())

@@ -50,11 +50,7 @@ def find_weights(folder: Path) -> WeightsFile | None:
 
 
 def read_shards(index: Path) -> dict[str, Tensor]:
-    """Return all weights of the shards in an index, `*.index.json`; they may be memory-mapped.
-
-    Raises:
-        UserError: the index is damaged, or a shard is missing, damaged or lacks weights.
-    """
+    """Return all weights of the shards in an index, `*.index.json`; they may be memory-mapped."""
     values = read_json(index, dict[str, object])
     shards = as_type(dict[str, str], values.get("weight_map"), f"weight_map of {index}")
     weights: dict[str, Tensor] = {}

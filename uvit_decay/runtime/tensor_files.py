@@ -102,11 +102,7 @@ def _header_crc32(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) ->
 
 
 class TorchFile:
-    """A file of torch.save that is opened once: tensors, plain values, argparse Namespaces; code is refused.
-
-    Raises:
-        UserError: the file is missing, may not be read, or is a placeholder, see `check_content`.
-    """
+    """A file of torch.save that is opened once: tensors, plain values, argparse Namespaces; code is refused."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

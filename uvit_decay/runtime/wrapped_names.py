@@ -27,9 +27,6 @@ def strip_wrappers(state: Mapping[Any, Any], where: object) -> tuple[dict[str, A
     Args:
         state: entries by name.
         where: their file, for error messages.
-
-    Raises:
-        UserError: two entries have the same name without these parts.
     """
     stripped: dict[str, Any] = {}
     origin: dict[str, object] = {}

@@ -194,9 +194,6 @@ class StateDict:
             config: arguments of the network, without heads.
             heads: number of heads that the caller gives; None takes the heads of the published size.
             sizes: arguments of the published sizes, by name.
-
-        Raises:
-            UserError: heads are not given and there is no published size with these dimensions.
         """
         for name, size in sizes.items():
             candidate = {**config, "heads": size["heads"] if heads is None else heads}
@@ -218,9 +215,6 @@ class StateDict:
             table: name of the table of label embeddings.
             num_classes: the number that the caller gives; None determines it from the rows of the table.
             null_labelled: numbers of rows whose last row is a null label; None: the last row is always one.
-
-        Raises:
-            UserError: the table does not fit `num_classes`.
         """
         if table not in self.state:
             if num_classes:
@@ -238,11 +232,7 @@ class StateDict:
         return num_classes, num_classes == rows - 1
 
     def recorded_alpha_min(self, name: str, given: float | None) -> float | None:
-        """Return alpha_min, which is the argument `name` of the training run, or the caller's if it is not recorded.
-
-        Raises:
-            UserError: the caller gives another alpha_min.
-        """
+        """Return alpha_min, which is the argument `name` of the training run, or the caller's if it is not recorded."""
         if self.arguments.get(name) is None:
             return given
         alpha_min = as_type(float, self.arguments[name], f"{self.where}: {name}")
@@ -259,9 +249,6 @@ class StateDict:
             given: the caller's alpha_min.
             decayed: whether the file has the layout of the decay's authors, which requires it.
             usual: the authors' values, for the message.
-
-        Raises:
-            UserError: it is required, but neither given nor recorded in the file.
         """
         if given is None and decayed and "alphas" not in self.state:
             raise UserError(

@@ -69,11 +69,7 @@ NOTE = "it is the official network: diffusers' own embeds times at slightly othe
 
 
 def weights_file(folder: Path) -> Path | None:
-    """Return the weights file, or the index of shards, of a pipeline or of its transformer; None for other folders.
-
-    Raises:
-        UserError: there is a configuration, but no file of weights.
-    """
+    """Return the weights file, or the index of shards, of a pipeline or of its transformer; None for other folders."""
     configured = [home for home in (folder / "transformer", folder) if (home / CONFIG).is_file()]
     for home in configured:
         found = find_weights(home)
@@ -85,11 +81,7 @@ def weights_file(folder: Path) -> Path | None:
 
 
 def recognise(loaded: StateDict, options: ImportOptions) -> RecognisedModel:
-    """Return the network of a file of diffusers' DiT, with the configurations beside it, if they are there.
-
-    Raises:
-        UserError: file, configurations or options do not fit.
-    """
+    """Return the network of a file of diffusers' DiT, with the configurations beside it, if they are there."""
     config = _configuration(loaded.where.with_name(CONFIG), KNOWN)
     pipeline = loaded.where.parent
     if pipeline.name == "transformer":
@@ -109,11 +101,7 @@ def recognise(loaded: StateDict, options: ImportOptions) -> RecognisedModel:
 
 
 def _configuration(path: Path, known: Mapping[str, tuple[object, ...]]) -> dict[str, Any]:
-    """Return the values of a configuration file; an empty dict if there is no such file.
-
-    Raises:
-        UserError: a value is not among the supported values `known`.
-    """
+    """Return the values of a configuration file; an empty dict if there is no such file."""
     if not path.is_file():
         return {}
     values = read_json(path, dict[str, object])

@@ -51,9 +51,6 @@ def open_entry(contents: Any, weights: Weights | None, entry: str | None, where:
         weights: the wanted set of weights; None takes EMA weights if there is an entry of them.
         entry: the entry of the state_dict, such as "state_dict.model"; None finds it by its usual name, see `ENTRIES`.
         where: the file, for error messages.
-
-    Raises:
-        UserError: the file does not have the entry, or has no such set of weights.
     """
     if not isinstance(contents, Mapping):
         return Opened(contents)

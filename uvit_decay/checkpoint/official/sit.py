@@ -48,11 +48,7 @@ HEAD = ("final_layer.linear.weight", "final_layer.linear.bias")
 
 
 def _complete(loaded: StateDict, options: ImportOptions) -> ImportOptions:
-    """Return the options with missing values filled in from the arguments of the training run.
-
-    Raises:
-        UserError: an argument contradicts the options, or has an unknown value.
-    """
+    """Return the options with missing values filled in from the arguments of the training run."""
     values: dict[str, Any] = {}
     for name, (option, known) in ARGUMENTS.items():
         if name not in loaded.arguments or getattr(options, option) is not None:

@@ -45,9 +45,6 @@ def timm_state(net: nn.Module, state: Mapping[str, Tensor], where: Path) -> dict
         net: a network of this project.
         state: its weights.
         where: its file, for error messages.
-
-    Raises:
-        UserError: timm's layout cannot hold the network.
     """
     if not isinstance(net, MAE | ViT):
         kind = type(net).__name__
