@@ -405,11 +405,12 @@ def test_cifar10_is_written_as_the_class_folders_that_studies_read(tmp_path, mon
 
 PROGRAM = """
 import json, pathlib, sys
-import numpy as np, torch
+import numpy as np
 from PIL import Image
+from safetensors.numpy import save_file
 value = {value}
 out = pathlib.Path(sys.argv[1])
-torch.save({{"state_dict": {{"w": torch.tensor([1.0, value])}}, "settings": {{"lr": value}}}}, out / "w.ckpt")
+save_file({{"w": np.array([1.0, value])}}, out / "w.safetensors")
 np.savez(out / "a.npz", a=np.array([value, 2.0]))
 Image.new("L", (2, 2), int(value)).save(out / "p.png")
 (out / "t.csv").write_text(f"loss,seconds\\n{{value}},{{value}}")
@@ -424,12 +425,12 @@ def test_same_numbers_names_the_values_of_two_checkouts_that_differ(tmp_path, ca
     for name, value in (("old", 3.0), ("same", 3.0), ("other", 4.0)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "program.py").write_text(PROGRAM.format(value=value))
-    row = Row("row", "{checkout}/program.py {out}", ("w.ckpt", "a.npz", "p.png", "t.csv", "t.jsonl"))
+    row = Row("row", "{checkout}/program.py {out}", ("w.safetensors", "a.npz", "p.png", "t.csv", "t.jsonl"))
     assert compare_checkouts([row], tmp_path / "old", tmp_path / "same", tmp_path / "out") == 0
     capsys.readouterr()
     assert compare_checkouts([row], tmp_path / "old", tmp_path / "other", tmp_path / "out") == 1
     lines = capsys.readouterr().out.splitlines()[-5:]
-    named = ("w.ckpt: state_dict.w", "a.npz: a", "p.png: pixels", "t.csv: [0].loss", "t.jsonl: [0].fd")
+    named = ("w.safetensors: w", "a.npz: a", "p.png: pixels", "t.csv: [0].loss", "t.jsonl: [0].fd")
     assert all(any(name in line for line in lines) for name in named)  # and nothing else
     (tmp_path / "other" / "program.py").write_text("raise SystemExit('no such flag')")
     assert compare_checkouts([row], tmp_path / "old", tmp_path / "other", tmp_path / "out") == 1
