@@ -17,7 +17,7 @@ from runs import StopAt
 from uvit_decay.callbacks import BestCheckpoint, LastCheckpoint
 from uvit_decay.data import Digits
 from uvit_decay.runs.checkpoints import Checkpoints, find_newest, has_newer, list_names, rotate
-from uvit_decay.runs.resume import Start
+from uvit_decay.runs.resumable import Start
 from uvit_decay.runtime.errors import UserError
 
 TINY = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.limit_val_batches=0", "--trainer.log_every_n_steps=1"]

@@ -23,8 +23,7 @@ from lightning.pytorch.cli import SaveConfigCallback
 from uvit_decay.runs.folder import LAUNCHES, RUN_FILES, remove_partial_checkpoints, run_folder
 from uvit_decay.runs.history import CHECKPOINTS, CONFIG
 from uvit_decay.runs.loggers import continue_records, guard, list_versions
-from uvit_decay.runs.resumable import Resumable
-from uvit_decay.runs.resume import Start
+from uvit_decay.runs.resumable import Resumable, Start
 from uvit_decay.runs.settings import compare_settings
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import claim_paths, replacing

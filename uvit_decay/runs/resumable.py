@@ -1,8 +1,10 @@
-"""What this package needs of a task whose run can be resumed."""
+"""What this package needs of a task whose run can be resumed, and the checkpoint from which it is resumed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lightning.pytorch import Trainer
@@ -12,7 +14,28 @@ from uvit_decay.runs.settings import Settings
 
 if TYPE_CHECKING:
     from uvit_decay.data.datamodule import ImageData
-    from uvit_decay.runs.resume import Start
+
+
+@dataclass(frozen=True)
+class Start:
+    """The checkpoint from which a run resumes.
+
+    Args:
+        checkpoint: the file.
+        step: its optimizer step.
+        run: the folder of the checkpoint, if the run goes on there; None if it gets a new folder.
+        settings: the settings in the checkpoint.
+    """
+
+    checkpoint: Path
+    step: int
+    run: Path | None = None
+    settings: Settings = field(default_factory=dict, repr=False)
+
+    @property
+    def ended(self) -> bool:
+        """True if the launch that saved the checkpoint was to end at its step, by --trainer.max_steps."""
+        return self.settings.get("trainer.max_steps") == self.step
 
 
 class Resumable(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,30 +14,8 @@ from uvit_decay.data.datamodule import ImageData
 from uvit_decay.runs.checkpoints import NAMES, Checkpoints, find_newest, has_newer
 from uvit_decay.runs.compatibility import check, has_images
 from uvit_decay.runs.folder import claim_run, find_own_run
-from uvit_decay.runs.resumable import Resumable
-from uvit_decay.runs.settings import Settings, allows, keeps_weights
-
-
-@dataclass(frozen=True)
-class Start:
-    """The checkpoint from which a run resumes.
-
-    Args:
-        checkpoint: the file.
-        step: its optimizer step.
-        run: the folder of the checkpoint, if the run goes on there; None if it gets a new folder.
-        settings: the settings in the checkpoint.
-    """
-
-    checkpoint: Path
-    step: int
-    run: Path | None = None
-    settings: Settings = field(default_factory=dict, repr=False)
-
-    @property
-    def ended(self) -> bool:
-        """True if the launch that saved the checkpoint was to end at its step, by --trainer.max_steps."""
-        return self.settings.get("trainer.max_steps") == self.step
+from uvit_decay.runs.resumable import Resumable, Start
+from uvit_decay.runs.settings import allows, keeps_weights
 
 
 def resume(

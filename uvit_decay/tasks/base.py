@@ -48,7 +48,7 @@ from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.nn.base import check_attributes
 from uvit_decay.runs.counters import log_short_run, run_length
 from uvit_decay.runs.restore import restore_run
-from uvit_decay.runs.resume import Start
+from uvit_decay.runs.resumable import Start
 from uvit_decay.runs.settings import Settings
 from uvit_decay.runtime.errors import UserError, check_whole
 from uvit_decay.runtime.instantiate import Spec

@@ -47,7 +47,8 @@ from uvit_decay.runs.folder import makes_folders, run_folder
 from uvit_decay.runs.launch import SaveConfig, go_on
 from uvit_decay.runs.lightning_private import set_length
 from uvit_decay.runs.log import RunFolder
-from uvit_decay.runs.resume import Start, resume
+from uvit_decay.runs.resumable import Start
+from uvit_decay.runs.resume import resume
 from uvit_decay.runs.settings import Settings
 from uvit_decay.runtime.command_line import Parser as OneLineParser
 from uvit_decay.runtime.concurrency import keep_freed_memory
