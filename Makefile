@@ -21,7 +21,7 @@ bench:  ## speed beside plain references: a table, and runs/bench.json
 gpu:  ## on a GPU: waits of the host, a run killed and resumed, doctor, speed and memory by size; 15 minutes
 	python -m benchmarks.gpu
 faults:  ## kills, faults and hostile files by the hundred, and their tables: half an hour on 2 cores
-	pytest --exhaustive -n auto tests/faults tests/fuzz tests/test_machines.py tests/runtime \
+	pytest --exhaustive -n auto tests/faults tests/fuzz tests/test_machines.py tests/runtime tests/files \
 		tests/evaluation tests/tasks/parallel/test_sharding.py tests/test_benchmarks.py
 digits:  ## train the default and put it where sample.py finds it
 	python train.py fit

@@ -15,7 +15,7 @@ import torch
 
 from benchmarks import table
 from benchmarks.cases import Row, Setting, rows
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.terminal.errors import UserError
 
 # Modules with a function `cases`.
 GROUPS = ("training", "additions", "sampling", "probes", "evaluation", "encoding", "loading")

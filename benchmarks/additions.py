@@ -21,9 +21,9 @@ from benchmarks.cases import Agreement, Case, Compared, Setting
 from benchmarks.training import OPTIM, OurStep, default_precision, images
 from uvit_decay.checkpoint.io import KEY, ModelCard
 from uvit_decay.diffusion.noise_path import VP
+from uvit_decay.files.instantiate import Spec
+from uvit_decay.files.tensor_files import save_tensors
 from uvit_decay.nn import MAE, UViT
-from uvit_decay.runtime.instantiate import Spec
-from uvit_decay.runtime.tensor_files import save_tensors
 from uvit_decay.tasks import REPA, AuxiliaryLoss, DiffusionTask, DispersiveLoss, LayerSync
 
 NOT_COMPARED = Agreement(0.0, 0.0)

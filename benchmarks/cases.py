@@ -9,8 +9,8 @@ from functools import cached_property
 import torch
 
 from benchmarks.measuring import DTYPES, Clock, Run, Spread, added_memory, ratios
-from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks.utilisation import matrix_rate
+from uvit_decay.terminal.errors import UserError
 
 
 @dataclass(frozen=True)

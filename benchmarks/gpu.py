@@ -44,7 +44,7 @@ from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
 from uvit_decay.generation.samples import Samples
 from uvit_decay.nn import MAE, SiT, UViT
 from uvit_decay.runs.history import METRICS, read_rows
-from uvit_decay.runtime.errors import UserError, check_numbers
+from uvit_decay.terminal.errors import UserError, check_numbers
 
 Build = Callable[[], UViT | SiT | MAE]
 

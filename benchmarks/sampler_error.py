@@ -20,8 +20,8 @@ from torch import Tensor
 from uvit_decay.diffusion.denoiser import Denoiser
 from uvit_decay.diffusion.noise_path import GVP, VP, Linear, NoisePath, SDDiscrete, expand
 from uvit_decay.diffusion.samplers import SAMPLERS
-from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.random import normal
+from uvit_decay.terminal.errors import UserError
 
 CENTRES = torch.tensor([[-0.6, 0.2], [0.5, -0.3]], dtype=torch.float64)
 WEIGHTS = torch.tensor([0.3, 0.7], dtype=torch.float64)

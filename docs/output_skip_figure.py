@@ -16,7 +16,7 @@ from torch import Tensor
 from uvit_decay.checkpoint import Checkpoint, load
 from uvit_decay.diffusion.prediction import target
 from uvit_decay.nn.output_skip import Coefficients
-from uvit_decay.runtime.errors import UserError, user_errors
+from uvit_decay.terminal.errors import UserError, user_errors
 
 STYLE = Path(__file__).with_name("figures.mplstyle")
 EARLIEST = 0.05  # the coefficients of clean prediction grow without bound towards t = 0

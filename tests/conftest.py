@@ -37,9 +37,9 @@ from uvit_decay.encoders.table import EXTRACTORS
 from uvit_decay.evaluation.metric_table import METRICS
 from uvit_decay.nn import MAE, ResNet, SiT, UViT, ViT
 from uvit_decay.representations.probe_protocols import PROTOCOLS
-from uvit_decay.runtime.program import NUMBERS
 from uvit_decay.tasks import DiffusionTask
 from uvit_decay.tasks.base import Optimization
+from uvit_decay.terminal.program import NUMBERS
 
 ROOT = Path(__file__).resolve().parent.parent
 CLASSIFIERS: dict[tuple, torch.nn.Module] = {}  # of `trained_once`

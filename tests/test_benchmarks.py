@@ -15,7 +15,7 @@ from refusals import find_line, raises_user_error
 
 from uvit_decay.data import CIFAR10
 from uvit_decay.nn import UViT
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.terminal.errors import UserError
 
 FIELDS = {
     *("case", "precision", "compiled", "batch", "pairs", "seconds", "plain_seconds", "ratio", "flops", "mfu"),

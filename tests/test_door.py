@@ -18,9 +18,9 @@ from uvit_decay import decay
 from uvit_decay.callbacks import EMA
 from uvit_decay.decay import attach, shortcuts
 from uvit_decay.nn import UViT
-from uvit_decay.runtime import typed
-from uvit_decay.runtime.typed import check_types
 from uvit_decay.tasks import Optimization
+from uvit_decay.terminal import typed
+from uvit_decay.terminal.typed import check_types
 
 SIZES = {"image_size": 8, "patch_size": 4, "channels": 1, "dim": 8, "depth": 2, "heads": 2}
 
@@ -43,7 +43,7 @@ UNCHECKED = """
     representations.Cells representations.Classifying representations.Grid representations.GridProtocol
     representations.NoiseTable representations.Outcome representations.PointProtocol representations.Prober
     representations.Protocol representations.TokenReader representations.measure_noise_share
-    runs.Measurement runs.guard runtime.Processes runtime.RunEnded runtime.UserError tasks.Task
+    runs.Measurement runs.guard runtime.Processes tasks.Task terminal.RunEnded terminal.UserError
 """  # they take objects that the package has made, or a wrong argument fails at once
 UNCHECKED_IN_LOOPS = "decay.decayed_add diffusion.diffusion_loss nn.pooled nn.timestep_embedding"
 

@@ -17,9 +17,9 @@ from uvit_decay.callbacks.last_checkpoint import AtomicCheckpointIO
 from uvit_decay.checkpoint.convert import export_file
 from uvit_decay.evaluation.feature_store import FeatureStore
 from uvit_decay.evaluation.report_html import Report, write_html
+from uvit_decay.files.tensor_files import save_tensors
 from uvit_decay.pictures import labelled_grid, save_image, save_npz
-from uvit_decay.runtime.errors import user_errors
-from uvit_decay.runtime.tensor_files import save_tensors
+from uvit_decay.terminal.errors import user_errors
 
 PICTURES = torch.randint(256, (2, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 WEIGHTS = {"weight": torch.zeros(5000)}

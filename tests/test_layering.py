@@ -14,6 +14,8 @@ ISLANDS = {"nn", "diffusion", "data", "metrics", "representations"}
 ABOVE = {"evaluation", "compare", "runs", "tasks", "callbacks", "checkpoint", "generation", "doctor", "commands"}
 ABOVE |= {"hub", "encoders"}
 FORBIDDEN = {
+    "terminal": ISLANDS | ABOVE | {"decay", "files", "runtime"},
+    "files": ISLANDS | ABOVE | {"decay", "runtime"},
     "runtime": ISLANDS | ABOVE | {"decay"},
     "decay": ISLANDS | ABOVE,
     "pictures.py": ISLANDS | ABOVE | {"decay"},

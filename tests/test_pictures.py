@@ -9,7 +9,7 @@ from PIL import Image, ImageFont
 from refusals import raises_user_error
 
 from uvit_decay.pictures import grid_columns, labelled_grid, save_npz, save_pngs, to_float, to_pil, to_uint8
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.terminal.errors import UserError
 
 ALL = torch.arange(256, dtype=torch.uint8)
 GAP, HEADER = 4, 22

@@ -11,7 +11,7 @@ import yaml
 from conftest import ROOT, train
 
 import uvit_decay
-from uvit_decay.runtime.instantiate import FORMER
+from uvit_decay.files.instantiate import FORMER
 
 # To add or remove a name here is a decision about what users may rely on.
 NAMES = {

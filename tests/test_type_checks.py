@@ -11,7 +11,7 @@ from uvit_decay.diffusion import VP, diffusion_loss
 from uvit_decay.metrics import Moments, inception_score
 from uvit_decay.nn import ResNet, SiT, UViT, ViT
 from uvit_decay.representations import knn_accuracy, spectrum_entropy
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.terminal.errors import UserError
 
 SUBPACKAGES = ("decay", "nn", "diffusion", "metrics", "encoders", "evaluation", "representations")
 INNER_LOOPS = {

@@ -16,11 +16,11 @@ from hub_folders import own_modules, seed_generator, stack_pictures  # noqa: F40
 from uvit_decay.checkpoint import load, read_training_checkpoint
 from uvit_decay.compare.runs import FinishedRun
 from uvit_decay.evaluation.statistics_file import StatisticsFile
+from uvit_decay.files.instantiate import current_path
 from uvit_decay.latents import manifest
 from uvit_decay.latents.shards import LatentSet
 from uvit_decay.runs import history
 from uvit_decay.runs.settings import compare_settings
-from uvit_decay.runtime.instantiate import current_path
 
 VERSIONS = sorted((ROOT / "tests" / "written").glob("*.tar.xz"))
 NETWORKS = ("uvit", "sit", "mae")

@@ -18,6 +18,7 @@ SUBPACKAGES = (
     "doctor",
     "encoders",
     "evaluation",
+    "files",
     "generation",
     "hub",
     "latents",
@@ -27,6 +28,7 @@ SUBPACKAGES = (
     "runs",
     "runtime",
     "tasks",
+    "terminal",
 )
 MODULES = {  # public name -> the subpackage or module that has it
     "UViT": "nn",

@@ -16,8 +16,8 @@ and evaluate.py run the commands of these names.
 import sys
 from importlib import import_module
 
-from uvit_decay.runtime.errors import UserError, user_errors
-from uvit_decay.runtime.suggestions import did_you_mean
+from uvit_decay.terminal.errors import UserError, user_errors
+from uvit_decay.terminal.suggestions import did_you_mean
 
 COMMANDS = {  # name -> the module in `commands` that runs it
     "train": "train",

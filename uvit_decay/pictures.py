@@ -16,10 +16,10 @@ from jaxtyping import Float, UInt8
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from uvit_decay.files.writing import replacing
 from uvit_decay.runtime.concurrency import in_threads
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import replacing
-from uvit_decay.runtime.typed import Positive, check_types
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.typed import Positive, check_types
 
 PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
 HEADING = 22  # pixels of the headings of a grid

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from uvit_decay.runtime.files import replacing
+from uvit_decay.files.writing import replacing
 
 History = Sequence[Mapping[str, float]]  # evaluations of one run, each with its `step`, in the order of steps
 FinalValues = Mapping[float | str, Sequence[Mapping[str, float]]]  # value of an option: the final values of its runs

@@ -16,7 +16,7 @@ from PIL import Image
 
 from uvit_decay.data import CIFAR10
 from uvit_decay.data.batches import ImageSet
-from uvit_decay.runtime.errors import user_errors
+from uvit_decay.terminal.errors import user_errors
 
 
 def write_folders(images: ImageSet, class_names: Sequence[str], folder: Path) -> None:

@@ -14,7 +14,7 @@ from uvit_decay.callbacks.branches import BranchTerms, draw
 from uvit_decay.data import Digits
 from uvit_decay.decay import mixing_matrix
 from uvit_decay.runs import history
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.terminal.errors import UserError
 
 
 @pytest.mark.parametrize("pieces", [1, 2])

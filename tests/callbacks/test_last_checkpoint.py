@@ -14,7 +14,7 @@ from small_training import rows
 
 from uvit_decay.callbacks import LastCheckpoint, Preview, RunLogger, stopping
 from uvit_decay.data import Digits
-from uvit_decay.runtime.errors import user_errors
+from uvit_decay.terminal.errors import user_errors
 
 
 class Signals(Callback):

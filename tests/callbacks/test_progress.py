@@ -18,7 +18,7 @@ from uvit_decay.callbacks import Progress
 from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.commands.train.launch import Launch
 from uvit_decay.data import Digits
-from uvit_decay.runtime.progress import track
+from uvit_decay.terminal.progress import track
 
 LOSS = r"loss=\d(\.\d+)?, lr=0\.\d+, images/s=[\d,]+"
 

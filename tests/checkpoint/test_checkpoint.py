@@ -15,9 +15,9 @@ from uvit_decay.checkpoint.convert import export_file
 from uvit_decay.checkpoint.io import read
 from uvit_decay.commands.sample import sample
 from uvit_decay.diffusion.noise_path import VP
+from uvit_decay.files.instantiate import Spec
 from uvit_decay.generation.options import SamplingOptions
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.instantiate import Spec
+from uvit_decay.terminal.errors import UserError
 
 NET, PATH, SAMPLING = ("net", "init_args"), ("path", "init_args"), ("sampling",)
 LATENTS = {"vae": "x", "sha256": "", "scale": 1.0, "shift": 0.0, "channels": 4, "factor": 8}

@@ -12,7 +12,7 @@ from refusals import raises_user_error
 
 from uvit_decay.checkpoint import load, read_training_checkpoint
 from uvit_decay.checkpoint.convert import export_file, import_official
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.terminal.errors import UserError
 
 
 def flipped(path, target, place):

@@ -25,8 +25,8 @@ from uvit_decay.checkpoint.options import ImportOptions
 from uvit_decay.commands.convert import main
 from uvit_decay.diffusion.noise_path import GVP, VP, Linear
 from uvit_decay.diffusion.sampling import Sampling
+from uvit_decay.files.instantiate import Spec
 from uvit_decay.nn.sizes import SIT_SIZES
-from uvit_decay.runtime.instantiate import Spec
 
 PLAIN = ImportOptions(heads=2)
 ARGUMENTS = Namespace(model="SiT-XL/2", path_type="Linear", prediction="velocity", vae="ema", cfg_scale=4.0, ckpt=None)

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from uvit_decay.checkpoint.convert import read_official
 from uvit_decay.checkpoint.detect import SIT, UVIT, looks_like
 from uvit_decay.checkpoint.options import ImportOptions
-from uvit_decay.runtime.tensor_files import load_weights
-from uvit_decay.runtime.wrapped_names import strip_wrappers
+from uvit_decay.files.tensor_files import load_weights
+from uvit_decay.files.wrapped_names import strip_wrappers
 
 LIGHTNING = {"epoch": 3, "global_step": 700, "pytorch-lightning_version": "2.6.0", "optimizer_states": []}
 

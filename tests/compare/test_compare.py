@@ -15,9 +15,9 @@ from uvit_decay import plots
 from uvit_decay.compare.differences import remarks
 from uvit_decay.compare.report import pearson
 from uvit_decay.compare.runs import BEST, ENTROPY, MEAN_SHARE, NOISE_SHARE, FinishedRun, find_option, group_by_options
+from uvit_decay.files.validation import flat
 from uvit_decay.plots import _draw_curves
 from uvit_decay.runs.history import GENERATION, append, read
-from uvit_decay.runtime.validation import flat
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from uvit_decay.data.archives import ArchiveIndex, file_states
 from uvit_decay.data.batches import ImageSet, InMemory
 from uvit_decay.data.fingerprint import hash_files, spread
 from uvit_decay.data.listing import list_images
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.terminal.errors import UserError
 
 NAMES = [f"{kind}/{i}.bmp" for kind in ("cat", "dog") for i in range(4)]
 

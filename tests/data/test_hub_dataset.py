@@ -15,7 +15,7 @@ from uvit_decay.data import HubDataset, Images
 from uvit_decay.data.hub_dataset import HubListing
 from uvit_decay.data.named import open_data
 from uvit_decay.evaluation.image_sources import DatasetImages
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.terminal.errors import UserError
 
 datasets = pytest.importorskip("datasets")
 LABELS = [1, 0, 1, 2, 0, 2, 1, 0]

@@ -14,7 +14,7 @@ from refusals import raises_user_error
 from uvit_decay.data.decoding import AS_TRAINED, Decoding, Reading, decode
 from uvit_decay.data.listing import Listing
 from uvit_decay.data.reading import read
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.terminal.errors import UserError
 
 
 def saved(image: Image.Image, kind: str, **options: object) -> io.BytesIO:

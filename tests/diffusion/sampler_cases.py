@@ -7,8 +7,8 @@ import torch
 from uvit_decay.diffusion.denoiser import Denoiser
 from uvit_decay.diffusion.noise_path import GVP, VP, Linear, SDDiscrete, expand
 from uvit_decay.diffusion.samplers import SAMPLERS
-from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.random import normal
+from uvit_decay.terminal.errors import UserError
 
 PATHS = [VP(), SDDiscrete(), Linear(), GVP()]
 SAME = {"uvit-em": "euler-maruyama"}  # but for its number of steps, and that it does not clip

@@ -10,7 +10,7 @@ from uvit_decay.diffusion.denoiser import denoise_fn
 from uvit_decay.diffusion.noise_path import Linear
 from uvit_decay.diffusion.prediction import T_EPS, sampling_interval
 from uvit_decay.diffusion.sampling import Sampling
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.terminal.errors import UserError
 
 
 def both():

@@ -18,9 +18,9 @@ from uvit_decay.diffusion.noise_path import Linear
 from uvit_decay.diffusion.samplers import SAMPLERS
 from uvit_decay.diffusion.sampling import Sampling, generate, generate_uint8
 from uvit_decay.diffusion.sde import SDE
+from uvit_decay.files.validation import as_type
 from uvit_decay.pictures import to_uint8
 from uvit_decay.runtime.random import normal
-from uvit_decay.runtime.validation import as_type
 
 TOGETHER = [name for name in NAMES if name != "dopri5"]  # which takes one image at a time, and is slow
 

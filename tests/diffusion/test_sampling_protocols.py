@@ -9,7 +9,7 @@ from refusals import raises_user_error
 from uvit_decay.diffusion.noise_path import GVP, VP, DDPMLinear, Linear, SDDiscrete
 from uvit_decay.diffusion.protocols import SAMPLING_PROTOCOLS, mark_protocol, protocol_sampling
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.terminal.errors import UserError
 
 
 def model(path, shape=(4, 32, 32), num_classes=1000, null_label=True, **options):

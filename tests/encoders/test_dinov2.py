@@ -18,7 +18,7 @@ from torchvision.transforms import functional as vision
 from uvit_decay.encoders import DINOv2, dinov2
 from uvit_decay.encoders.dinov2 import DINOv2Net, positions_at
 from uvit_decay.encoders.resize import DINOV2_SIZE, RESIZE_DINOV2
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.terminal.errors import UserError
 
 
 @pytest.fixture(scope="module")

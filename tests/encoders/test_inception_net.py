@@ -9,7 +9,7 @@ from inception_files import prepare, random_weights
 from refusals import find_line, raises_user_error
 
 from uvit_decay.encoders import Inception, inception
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.terminal.errors import UserError
 
 
 @pytest.fixture(scope="module")

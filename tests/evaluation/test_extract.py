@@ -9,7 +9,7 @@ from uvit_decay.encoders.extractors import Extractor, Features
 from uvit_decay.evaluation.extract import Extraction, split_into_parts
 from uvit_decay.evaluation.image_sources import ImageSource
 from uvit_decay.runtime.distributed import Processes
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.terminal.errors import UserError
 
 CPU = torch.device("cpu")
 

@@ -12,7 +12,7 @@ from refusals import raises_user_error
 from uvit_decay.encoders import SmallClassifier
 from uvit_decay.evaluation.image_sources import ArrayImages
 from uvit_decay.evaluation.statistics_file import StatisticsFile
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.terminal.errors import UserError
 
 RANDOM = np.random.default_rng(0)
 IMAGES = RANDOM.integers(256, size=(6, 8, 8, 3), dtype=np.uint8)

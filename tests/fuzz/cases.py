@@ -25,7 +25,7 @@ from typing import Any
 from bytewise import BYTES, PLACES, pipe
 from kind import Kind, digest
 
-from uvit_decay.runtime.errors import LONGEST, UserError
+from uvit_decay.terminal.errors import LONGEST, UserError
 
 SECONDS, MEGABYTES = 5.0, 500.0  # of CPU time, and above the memory at the start
 PATIENCE = 60.0  # seconds of the clock after which a case counts as one that never ends

@@ -23,11 +23,11 @@ from uvit_decay.evaluation.comparison import open_reference
 from uvit_decay.evaluation.feature_store import FeatureStore
 from uvit_decay.evaluation.open_by_name import open_images
 from uvit_decay.evaluation.statistics_file import save_statistics
+from uvit_decay.files.tensor_files import load_weights
 from uvit_decay.latents.autoencoder import Autoencoder
 from uvit_decay.metrics.frechet import Moments
 from uvit_decay.runs.compatibility import check
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.tensor_files import load_weights
+from uvit_decay.terminal.errors import UserError
 
 RANDOM = np.random.default_rng(0)
 PARTS = [range(0, 4), range(4, 8), range(8, 10)]

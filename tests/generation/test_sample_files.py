@@ -10,10 +10,10 @@ from hub_folders import write_latent_sit
 from PIL import Image
 from refusals import find_line, raises_user_error
 
+from uvit_decay.files.writing import claim_paths
 from uvit_decay.generation.files import find_missing
 from uvit_decay.generation.options import SamplingOptions
 from uvit_decay.generation.samples import Samples
-from uvit_decay.runtime.files import claim_paths
 
 
 def test_what_a_kill_left_of_the_description_of_a_folder_is_removed(trained, tmp_path, monkeypatch):

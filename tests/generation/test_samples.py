@@ -16,7 +16,7 @@ from uvit_decay.evaluation.image_sources import GeneratedImages
 from uvit_decay.generation.options import SamplingOptions
 from uvit_decay.generation.samples import Samples
 from uvit_decay.latents.space import LatentSpace
-from uvit_decay.runtime.command_line import parse
+from uvit_decay.terminal.command_line import parse
 
 SPACE = LatentSpace("stabilityai/sd-vae-ft-ema", "", 1.0, 0.0, channels=4, factor=8)
 

@@ -14,7 +14,7 @@ from uvit_decay.hub.denoiser import PATHS
 from uvit_decay.hub.folder import build_pipeline
 from uvit_decay.hub.pipeline import draw_seed
 from uvit_decay.nn import SiT
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.terminal.errors import UserError
 
 FAST = {"num_inference_steps": 2}
 

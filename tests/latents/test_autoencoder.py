@@ -12,12 +12,12 @@ from diffusers import AutoencoderDC, AutoencoderKL, AutoencoderTiny
 from refusals import raises_user_error
 from safetensors.torch import load_file, save_file
 
+from uvit_decay.files.validation import as_type
 from uvit_decay.latents import autoencoder
 from uvit_decay.latents.autoencoder import Autoencoder, decoder
 from uvit_decay.latents.space import LatentSpace
 from uvit_decay.pictures import to_float, to_uint8
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.validation import as_type
+from uvit_decay.terminal.errors import UserError
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 

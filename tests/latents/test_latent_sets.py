@@ -15,7 +15,7 @@ from uvit_decay.checkpoint import load
 from uvit_decay.data import Latents
 from uvit_decay.data.batches import StepLoader, StepSampler, mirror_half
 from uvit_decay.latents.shards import write_labels
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.terminal.errors import UserError
 
 SHARD = "shard-00003-of-00006.safetensors"
 

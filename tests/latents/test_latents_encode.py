@@ -19,13 +19,13 @@ from safetensors.torch import save
 from uvit_decay.data.decoding import Decoding
 from uvit_decay.data.listing import list_images
 from uvit_decay.data.reading import read
+from uvit_decay.files.tensor_files import load_tensors
 from uvit_decay.latents import manifest as manifests
 from uvit_decay.latents.autoencoder import NO_VARIANCE, Autoencoder
 from uvit_decay.latents.encode import describe
 from uvit_decay.latents.encode import encode as encode_listing
 from uvit_decay.latents.space import LatentSpace
 from uvit_decay.runtime.distributed import Processes
-from uvit_decay.runtime.tensor_files import load_tensors
 
 
 def test_what_is_stored_is_what_the_autoencoder_says_of_each_image_and_its_mirror(encoded, image_dir, vae):

@@ -11,11 +11,11 @@ from torch import nn
 from torch.autograd import gradcheck
 
 from uvit_decay.decay import DEPTH_ATTENTION, DepthAttention, attach, mixing_matrix, shortcuts
+from uvit_decay.files.instantiate import Spec, build
 from uvit_decay.nn import MAE, ResNet, ViT
 from uvit_decay.nn.block import AdaLNBlock
 from uvit_decay.nn.depth_attention import DepthReader, Sources
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.instantiate import Spec, build
+from uvit_decay.terminal.errors import UserError
 
 BRANCHES, DIM = 6, 5
 DENOISERS = (UVIT, SIT, DECAYED_SIT, CONCAT_SIT)

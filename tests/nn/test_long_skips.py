@@ -12,10 +12,10 @@ from networks import CONCAT_SIT, DECAYED_SIT, IMAGES, NOISE, SIT, UVIT, blocks_o
 from reference import linear
 from torch import nn
 
+from uvit_decay.files.instantiate import Spec, build
 from uvit_decay.nn import MAE, ViT
 from uvit_decay.nn.mae import unshuffle
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.instantiate import Spec, build
+from uvit_decay.terminal.errors import UserError
 
 SKIPS = (UVIT, DECAYED_SIT, CONCAT_SIT)  # two skips each, from the states after block 1 (read first) and block 0
 SCALES = (0.5, "kappa", "kappa:0.7", "learned", "learned-each", "stream", "stream:0.8")

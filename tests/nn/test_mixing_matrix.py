@@ -7,7 +7,7 @@ from torch import nn
 
 from uvit_decay.decay import SHORTCUTS, attach, mixing_matrix, shortcuts
 from uvit_decay.nn.block import AdaLNBlock
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.terminal.errors import UserError
 
 KINDS = (UVIT, SIT, DECAYED_SIT, CONCAT_SIT, VIT)
 

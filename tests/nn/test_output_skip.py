@@ -10,7 +10,7 @@ from refusals import find_line
 from torch import nn
 
 from uvit_decay.data import Digits
-from uvit_decay.runtime.instantiate import Spec, build
+from uvit_decay.files.instantiate import Spec, build
 
 LEARNED = {"output_skip": "learned"}
 FIGURE = "docs/output_skip_figure.py"

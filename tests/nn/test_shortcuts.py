@@ -16,10 +16,10 @@ from torch import nn
 from uvit_decay import decay
 from uvit_decay.decay import DEPTH_ATTENTION, SHORTCUTS, shortcuts
 from uvit_decay.decay.schedule import branch_weights, read_weights
+from uvit_decay.files.instantiate import Spec, build
 from uvit_decay.nn import MAE, ResNet, ViT
 from uvit_decay.nn.block import AdaLNBlock, Block
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.instantiate import Spec, build
+from uvit_decay.terminal.errors import UserError
 
 N, A = 6, 0.7
 LINEAR = [1 - 0.3 * k / (N - 1) for k in range(N)]

@@ -18,7 +18,7 @@ from uvit_decay.callbacks import BestCheckpoint, LastCheckpoint
 from uvit_decay.data import Digits
 from uvit_decay.runs.checkpoints import Checkpoints, find_newest, has_newer, list_names, rotate
 from uvit_decay.runs.resumable import Start
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.terminal.errors import UserError
 
 TINY = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.limit_val_batches=0", "--trainer.log_every_n_steps=1"]
 TINY += ['--trainer.callbacks=[{"class_path": "LastCheckpoint", "init_args": {"every_n_steps": 2}}]']

@@ -21,8 +21,8 @@ from uvit_decay.data import Digits
 from uvit_decay.runs import history
 from uvit_decay.runs.log import RunFolder
 from uvit_decay.runs.loggers import tolerate_failure
-from uvit_decay.runtime.errors import UserError, user_errors
 from uvit_decay.runtime.signals import stoppable
+from uvit_decay.terminal.errors import UserError, user_errors
 
 STARTS = 8
 DIGITS = ROOT / "configs" / "digits.yaml"

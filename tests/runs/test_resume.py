@@ -15,12 +15,12 @@ from refusals import find_line
 from small_training import rows
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from uvit_decay.files.writing import claim_paths
 from uvit_decay.runs import RunLogger
 from uvit_decay.runs import folder as run_folders
 from uvit_decay.runs.history import read_rows
 from uvit_decay.runs.launch import read_launches
 from uvit_decay.runs.loggers import continue_records
-from uvit_decay.runtime.files import claim_paths
 
 TINY = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.log_every_n_steps=1", "--trainer.limit_val_batches=1"]
 TINY += ["--trainer.val_check_interval=4", '--trainer.callbacks=[{"class_path": "EMA"}]']

@@ -22,7 +22,7 @@ from uvit_decay.runtime.distributed import (
     others_needed,
     set_variables,
 )
-from uvit_decay.runtime.errors import user_errors
+from uvit_decay.terminal.errors import user_errors
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
 ACCELERATE = [sys.executable, "-m", "accelerate.commands.launch"]

@@ -17,14 +17,14 @@ from uvit_decay.checkpoint.detect import KEY
 from uvit_decay.checkpoint.io import ModelCard
 from uvit_decay.diffusion.noise_path import Linear, NoisePath
 from uvit_decay.diffusion.sampling import Sampling
+from uvit_decay.files.instantiate import Spec
+from uvit_decay.files.tensor_files import save_tensors
 from uvit_decay.generation.options import SamplingOptions
 from uvit_decay.generation.samples import Samples
 from uvit_decay.hub.folder import export_folder
 from uvit_decay.latents.autoencoder import Autoencoder
 from uvit_decay.latents.space import LatentSpace
 from uvit_decay.nn import SiT
-from uvit_decay.runtime.instantiate import Spec
-from uvit_decay.runtime.tensor_files import save_tensors
 
 BUNDLED = ROOT / "checkpoints" / "digits.safetensors"
 

@@ -5,7 +5,7 @@ import shutil
 from uvit_decay.commands.encode import COMMANDS
 from uvit_decay.latents import manifest as manifests
 from uvit_decay.latents.shards import LatentSet
-from uvit_decay.runtime.command_line import parse
+from uvit_decay.terminal.command_line import parse
 
 SIZE, COUNT = 32, 22  # pixels: 4 x 4 latent cells; 22 images in shards of 4 are 6 shards, the last one half full
 FLAGS = ["--image-size", str(SIZE), "--shard-size", "4", "--batch-size", "3", "--workers", "0"]

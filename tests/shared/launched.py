@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 
 from uvit_decay.runtime.distributed import Processes
-from uvit_decay.runtime.errors import UserError, user_errors
+from uvit_decay.terminal.errors import UserError, user_errors
 
 
 def main(jobs: int, fails: str, result: Path) -> None:

@@ -17,8 +17,8 @@ from uvit_decay.checkpoint.convert import import_official
 from uvit_decay.checkpoint.official.common import StateDict
 from uvit_decay.checkpoint.official.sit import remove_sigma
 from uvit_decay.checkpoint.options import ImportOptions
+from uvit_decay.files.instantiate import Spec
 from uvit_decay.nn import UViT
-from uvit_decay.runtime.instantiate import Spec
 
 HERE = Path("file.pth")
 TINY = ImportOptions(heads=SMALL["heads"])

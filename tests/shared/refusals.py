@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.terminal.errors import UserError
 
 
 def find_line(text: str | Iterable[str], *fragments: object) -> str:

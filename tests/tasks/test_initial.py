@@ -13,10 +13,10 @@ from uvit_decay.checkpoint import ModelCard, load
 from uvit_decay.checkpoint.convert import export_file
 from uvit_decay.checkpoint.detect import KEY
 from uvit_decay.data import Digits
+from uvit_decay.files.instantiate import Spec
+from uvit_decay.files.tensor_files import save_tensors
 from uvit_decay.nn import ResNet, ViT
 from uvit_decay.nn.embed import resize_positions
-from uvit_decay.runtime.instantiate import Spec
-from uvit_decay.runtime.tensor_files import save_tensors
 from uvit_decay.tasks import ClassifyTask
 from uvit_decay.tasks.init_from import adapt, read_initial
 

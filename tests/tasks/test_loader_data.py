@@ -9,8 +9,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from uvit_decay.callbacks import EMA, LinearProbes, Preview
 from uvit_decay.checkpoint import load
-from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks import DiffusionTask, Optimization
+from uvit_decay.terminal.errors import UserError
 
 
 def loader(images=None, labels=None, batch_size=16):

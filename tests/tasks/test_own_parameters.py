@@ -16,12 +16,12 @@ from uvit_decay.callbacks import EMA
 from uvit_decay.checkpoint import load
 from uvit_decay.data import Digits
 from uvit_decay.runtime.distributed import others_needed
-from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks import DiffusionTask
 from uvit_decay.tasks.optim.options import Optimization
 from uvit_decay.tasks.own_parameters import own_parameters
 from uvit_decay.tasks.parallel.sharding import Sharded
 from uvit_decay.tasks.utilisation import image_flops
+from uvit_decay.terminal.errors import UserError
 
 
 class Projected(DiffusionTask):

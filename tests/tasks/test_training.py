@@ -18,9 +18,9 @@ from uvit_decay.checkpoint import load
 from uvit_decay.data import Digits
 from uvit_decay.generation.samples import Samples
 from uvit_decay.nn import ResNet, SiT, UViT
-from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks import DiffusionTask
 from uvit_decay.tasks.optim.options import Optimization
+from uvit_decay.terminal.errors import UserError
 
 
 def build_unused():

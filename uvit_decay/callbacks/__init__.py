@@ -1,6 +1,6 @@
 """Lightning callbacks and the run logger: EMA, previews, reconstructions, metrics, probes, checkpoints and logging."""
 
-from uvit_decay.runtime.program import lazy
+from uvit_decay.terminal.program import lazy
 
 MODULES = {
     "BestCheckpoint": "best",

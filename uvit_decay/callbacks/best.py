@@ -15,8 +15,8 @@ from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.checkpoint.io import read_training_checkpoint
 from uvit_decay.runs.folder import run_folder
 from uvit_decay.runs.history import CHECKPOINTS
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.typed import check_types
 
 VALIDATION = "val/"  # prefix of the metrics of a validation
 

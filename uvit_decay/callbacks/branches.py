@@ -20,6 +20,7 @@ from uvit_decay.callbacks.periodic import record
 from uvit_decay.decay import mixing_matrix
 from uvit_decay.decay.mixing import Merge
 from uvit_decay.decay.schedule import branch_weights
+from uvit_decay.files.writing import replacing
 from uvit_decay.nn.base import DecayedNet
 from uvit_decay.nn.block import AdaLNBlock, Block
 from uvit_decay.nn.depth_attention import MixingSums, Sources, mixing_of
@@ -28,11 +29,10 @@ from uvit_decay.runs import history
 from uvit_decay.runs.folder import run_folder
 from uvit_decay.runs.history import BRANCHES
 from uvit_decay.runs.loggers import log_picture
-from uvit_decay.runtime.errors import UserError, explain
-from uvit_decay.runtime.files import replacing
-from uvit_decay.runtime.typed import Positive, check_types
 from uvit_decay.tasks.base import Task
 from uvit_decay.tasks.parallel.sharding import full_tensor
+from uvit_decay.terminal.errors import UserError, explain
+from uvit_decay.terminal.typed import Positive, check_types
 
 FIGURE = "branches.png"
 MIXING = "mixing"  # folder of mixing/step_N.csv in the run folder, and name of mixing.png

@@ -18,11 +18,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from uvit_decay.checkpoint.options import Weights
 from uvit_decay.runs.averages import ramped_decay
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.typed import Needs, Within, check_types
 from uvit_decay.tasks.base import Task
 from uvit_decay.tasks.finite import check_finite
 from uvit_decay.tasks.parallel.sharding import gather, local_shard, shard_like, unsharded_network
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.typed import Needs, Within, check_types
 
 
 @check_types

@@ -33,9 +33,9 @@ from uvit_decay.pictures import to_uint8
 from uvit_decay.runs.history import GENERATION
 from uvit_decay.runs.stage import describe_early, finds_no_class, is_early
 from uvit_decay.runtime.distributed import Processes
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.typed import Bounds, Seed, check_types
 from uvit_decay.tasks.diffusion import DiffusionTask
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.typed import Bounds, Seed, check_types
 
 PER_CLASS = 20  # training images of a class below which no classifier is trained for the metrics
 

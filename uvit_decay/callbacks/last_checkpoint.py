@@ -13,14 +13,14 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.callbacks.stopping import StopSignals
+from uvit_decay.files.writing import quote_path, replacing
 from uvit_decay.runs.checkpoints import LAST, NEXT, finish_rotation, rotate
 from uvit_decay.runs.folder import goes_on, run_folder
 from uvit_decay.runs.history import CHECKPOINTS
 from uvit_decay.runs.lightning_private import log_interrupted_step
-from uvit_decay.runtime.files import quote_path, replacing
-from uvit_decay.runtime.program import localise
 from uvit_decay.runtime.signals import STOPS
-from uvit_decay.runtime.typed import Bounds, Positive, check_types
+from uvit_decay.terminal.program import localise
+from uvit_decay.terminal.typed import Bounds, Positive, check_types
 
 AGREE_EVERY = 10  # optimizer steps after which several ranks agree whether to stop
 

@@ -19,19 +19,19 @@ from uvit_decay.callbacks.progress import Progress
 from uvit_decay.callbacks.stopping import at_signals
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.diffusion.sampling import Sampling, total_nfe
+from uvit_decay.files.writing import check_writable, quote_path
 from uvit_decay.pictures import save_image
 from uvit_decay.runs import history
 from uvit_decay.runs.folder import find_previous_run, run_folder
 from uvit_decay.runs.history import run_of
 from uvit_decay.runs.loggers import log_numbers, log_picture
-from uvit_decay.runtime.errors import UserError, check_whole
-from uvit_decay.runtime.files import check_writable, quote_path
 from uvit_decay.runtime.precision import Precision, chosen_precision
-from uvit_decay.runtime.program import localise
-from uvit_decay.runtime.progress import Work, track
 from uvit_decay.tasks.base import Task
 from uvit_decay.tasks.diffusion import DiffusionTask
 from uvit_decay.tasks.loader_data import LoaderData
+from uvit_decay.terminal.errors import UserError, check_whole
+from uvit_decay.terminal.program import localise
+from uvit_decay.terminal.progress import Work, track
 
 
 class Periodic(Callback):

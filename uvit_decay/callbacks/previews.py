@@ -20,11 +20,11 @@ from uvit_decay.pictures import grid_columns, labelled_grid
 from uvit_decay.representations.reconstruction import Reconstructor
 from uvit_decay.runs.stage import describe_early, is_early
 from uvit_decay.runtime.distributed import Processes, batches
-from uvit_decay.runtime.errors import UserError, check_whole
 from uvit_decay.runtime.random import subset
-from uvit_decay.runtime.typed import Bounds, Seed, Within, check_types
 from uvit_decay.tasks import MAETask, Task
 from uvit_decay.tasks.diffusion import DiffusionTask
+from uvit_decay.terminal.errors import UserError, check_whole
+from uvit_decay.terminal.typed import Bounds, Seed, Within, check_types
 
 
 @check_types

@@ -18,10 +18,10 @@ from uvit_decay.representations.probing import Prober, check_probed, choose_imag
 from uvit_decay.runs.history import PROBES, name_run
 from uvit_decay.runs.loggers import log_picture
 from uvit_decay.runtime.distributed import Processes
-from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.precision import Precision
-from uvit_decay.runtime.typed import check_types
 from uvit_decay.tasks.base import Task
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.typed import check_types
 
 
 @check_types

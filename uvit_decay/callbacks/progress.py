@@ -14,8 +14,8 @@ from lightning.pytorch.trainer.states import TrainerFn
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from uvit_decay.runtime.progress import INTERVAL, Work, print_line, track
-from uvit_decay.runtime.typed import Within, check_types
+from uvit_decay.terminal.progress import INTERVAL, Work, print_line, track
+from uvit_decay.terminal.typed import Within, check_types
 
 SPEED = "train/images_per_second"
 Tracked = AbstractContextManager[Work]
@@ -62,7 +62,7 @@ class Progress(ProgressBar):
         tqdm.write(sep.join(map(str, values)), **options)
 
     def track(self, title: str = "", total: int | None = None, unit: str | None = None, done: int = 0) -> Tracked:
-        """Show work of the run in the context as `runtime.progress.track` does, unless this callback is disabled."""
+        """Show work of the run in the context as `terminal.progress.track` does, unless this callback is disabled."""
         every = self.line_every or INTERVAL
         return track(title, total, unit, done, shown=self.is_enabled, every=every)
 

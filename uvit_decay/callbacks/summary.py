@@ -7,12 +7,12 @@ from pathlib import Path
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
+from uvit_decay.files.writing import LOCK, quote_path
 from uvit_decay.runs.checkpoints import LAST
 from uvit_decay.runs.folder import run_folder
 from uvit_decay.runs.history import CHECKPOINTS, CONFIG
-from uvit_decay.runtime.files import LOCK, quote_path
-from uvit_decay.runtime.program import localise
 from uvit_decay.tasks.base import Task
+from uvit_decay.terminal.program import localise
 
 
 class Summary(Callback):

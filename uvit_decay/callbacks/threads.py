@@ -7,7 +7,7 @@ from typing import Annotated
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from uvit_decay.runtime.typed import Bounds, check_types
+from uvit_decay.terminal.typed import Bounds, check_types
 
 
 @check_types

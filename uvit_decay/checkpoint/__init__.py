@@ -7,7 +7,7 @@ weights_only, and a class that a file names must belong to this package or be li
 into a network only after their names, shapes and finiteness, the checksums and the card have been checked.
 """
 
-from uvit_decay.runtime.program import lazy
+from uvit_decay.terminal.program import lazy
 
 MODULES = {
     "Checkpoint": "io",

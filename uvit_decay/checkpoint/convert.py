@@ -25,14 +25,14 @@ from uvit_decay.checkpoint.official.entries import open_entry
 from uvit_decay.checkpoint.official.timm import python_lines, timm_state
 from uvit_decay.checkpoint.options import ImportOptions, Weights
 from uvit_decay.data.classes import class_hash, ordered_class_list
+from uvit_decay.files.tensor_files import check_weights, load_pickle, save_tensors
+from uvit_decay.files.writing import check_writable, claim_paths, replacing
 from uvit_decay.nn.mae import MAE
 from uvit_decay.nn.sit import SiT
 from uvit_decay.nn.uvit import UViT
 from uvit_decay.nn.vit import ViT
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import check_writable, claim_paths, replacing
-from uvit_decay.runtime.tensor_files import check_weights, load_pickle, save_tensors
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.typed import check_types
 
 
 class Family(NamedTuple):

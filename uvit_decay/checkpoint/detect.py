@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from uvit_decay.runtime.diffusers_files import read_shards
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.tensor_files import load_any
-from uvit_decay.runtime.wrapped_names import shorten_names
+from uvit_decay.files.diffusers_files import read_shards
+from uvit_decay.files.tensor_files import load_any
+from uvit_decay.files.wrapped_names import shorten_names
+from uvit_decay.terminal.errors import UserError
 
 KEY = "uvit_decay"  # key of the card in a .ckpt, and in the metadata of a .safetensors
 IMPORTED = "which uvit-decay import makes into one of ours"

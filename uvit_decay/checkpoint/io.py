@@ -20,14 +20,14 @@ from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.diffusion.prediction import Prediction, Weighting
 from uvit_decay.diffusion.samplers import SAMPLERS
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
+from uvit_decay.files.instantiate import Spec, build, check_arguments
+from uvit_decay.files.tensor_files import TorchFile, check_weights, load_tensors, mismatch
+from uvit_decay.files.validation import as_type, is_plain, parse
 from uvit_decay.latents.space import LatentSpace
 from uvit_decay.nn.base import check_attributes
-from uvit_decay.runtime.errors import UserError, check_whole, explain
-from uvit_decay.runtime.instantiate import Spec, build, check_arguments
-from uvit_decay.runtime.program import localise, or_bundled
-from uvit_decay.runtime.tensor_files import TorchFile, check_weights, load_tensors, mismatch
-from uvit_decay.runtime.typed import check_types
-from uvit_decay.runtime.validation import as_type, is_plain, parse
+from uvit_decay.terminal.errors import UserError, check_whole, explain
+from uvit_decay.terminal.program import localise, or_bundled
+from uvit_decay.terminal.typed import check_types
 
 NET = "net."  # prefix of the network's weights in the state_dict of a .ckpt
 OWN = "task."  # prefix of further weights that a task trains

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_type_hints
 
-from uvit_decay.runtime.validation import as_type
+from uvit_decay.files.validation import as_type
 
 Weights = Literal["ema", "raw"]
 PathName = Literal["linear", "gvp", "vp", "sd-discrete", "ddpm-linear"]

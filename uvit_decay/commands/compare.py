@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from uvit_decay.compare.layers import ChosenProbes
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import check_writable, claim_paths
-from uvit_decay.runtime.progress import track
+from uvit_decay.files.writing import check_writable, claim_paths
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.progress import track
 
 if TYPE_CHECKING:
     from uvit_decay.compare.report import Groups

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Literal
 
 from uvit_decay.checkpoint.options import ImportOptions, Weights
-from uvit_decay.runtime.command_line import parse
-from uvit_decay.runtime.errors import UserError, user_errors
-from uvit_decay.runtime.instantiate import Trusted
-from uvit_decay.runtime.program import PROGRAM, quiet_libraries
+from uvit_decay.files.instantiate import Trusted
+from uvit_decay.terminal.command_line import parse
+from uvit_decay.terminal.errors import UserError, user_errors
+from uvit_decay.terminal.program import PROGRAM, quiet_libraries
 
 
 def export(

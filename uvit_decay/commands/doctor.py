@@ -18,8 +18,8 @@ from uvit_decay.doctor import Finding, Plan, Report, cost, length
 from uvit_decay.doctor.environment import check_devices, check_weights, list_images, list_ranks, list_versions
 from uvit_decay.doctor.rehearsal import PRACTICE, Practice, Rehearsal, rehearse
 from uvit_decay.runtime.distributed import others_needed
-from uvit_decay.runtime.errors import UserError, one_line
-from uvit_decay.runtime.progress import track
+from uvit_decay.terminal.errors import UserError, one_line
+from uvit_decay.terminal.progress import track
 
 STARTED = "UVIT_DECAY_DOCTOR"  # set for the processes that Lightning starts: only the first one reports
 

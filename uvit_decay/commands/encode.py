@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from uvit_decay.generation.options import Count
-from uvit_decay.runtime.command_line import run
-from uvit_decay.runtime.program import PROGRAM
-from uvit_decay.runtime.typed import Bounds
+from uvit_decay.terminal.command_line import run
+from uvit_decay.terminal.program import PROGRAM
+from uvit_decay.terminal.typed import Bounds
 
 if TYPE_CHECKING:
     from uvit_decay.data.listing import Listing

@@ -12,8 +12,8 @@ X and Y are a folder, zip or tar of images, an .npz, a data set such as cifar100
 from collections.abc import Sequence
 from importlib import import_module
 
-from uvit_decay.runtime.command_line import run
-from uvit_decay.runtime.program import localise
+from uvit_decay.terminal.command_line import run
+from uvit_decay.terminal.program import localise
 
 COMMANDS = {  # the module of each command; only the module of the given command is imported
     "generation": "generation",

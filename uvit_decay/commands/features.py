@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from uvit_decay.commands.generation import check_ending
 from uvit_decay.generation.options import LoadingOptions, PrecisionOption
 from uvit_decay.representations.probe_options import NOISE_ALONE, Alignment, Classification, Probing, Reconstruction
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.terminal.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,11 +72,11 @@ def probe(
     from uvit_decay.commands.opening import claim_outputs, open_program
     from uvit_decay.data.named import describe_data
     from uvit_decay.encoders.networks import open_network
+    from uvit_decay.files.writing import remove_remains
     from uvit_decay.representations.noise import measure_noise_share
     from uvit_decay.representations.probe_protocols import GridProtocol, find_protocol
     from uvit_decay.representations.probing import Prober, check_probed, choose_images, open_probed_data
     from uvit_decay.representations.reference import open_reference_network
-    from uvit_decay.runtime.files import remove_remains
     from uvit_decay.runtime.precision import chosen_precision
 
     if probing.layers == ("all",):
@@ -158,10 +158,10 @@ def classify(
 
     from uvit_decay.commands.opening import claim_outputs, open_program
     from uvit_decay.encoders.networks import open_network
+    from uvit_decay.files.validation import write_json
     from uvit_decay.representations.classification import Classifying, format_report
     from uvit_decay.representations.probing import open_probed_data
     from uvit_decay.runtime.precision import chosen_precision
-    from uvit_decay.runtime.validation import write_json
 
     with open_program([probed.ckpt], loading.device) as (processes, device):
         network = open_network(probed.ckpt, loading)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from uvit_decay.encoders.table import DIGITS, FeatureOptions
 from uvit_decay.evaluation.metric_table import MetricOptions
+from uvit_decay.files.instantiate import Trusted
 from uvit_decay.generation.options import Count, SamplingOptions
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.instantiate import Trusted
+from uvit_decay.terminal.errors import UserError
 
 if TYPE_CHECKING:
     import torch

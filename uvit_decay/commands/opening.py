@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from uvit_decay.files.writing import check_writable, claim_paths
 from uvit_decay.runtime.distributed import Processes, pick_device
-from uvit_decay.runtime.files import check_writable, claim_paths
-from uvit_decay.runtime.progress import track
+from uvit_decay.terminal.progress import track
 
 if TYPE_CHECKING:
     from uvit_decay.evaluation.image_sources import ImageSource

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Annotated
 
 from uvit_decay.generation.options import Count, SamplingOptions
-from uvit_decay.runtime.command_line import run
-from uvit_decay.runtime.program import find_bundled, localise
+from uvit_decay.terminal.command_line import run
+from uvit_decay.terminal.program import find_bundled, localise
 
 BUNDLED = find_bundled("checkpoints/digits.safetensors")
 
@@ -40,9 +40,9 @@ def sample(
         compile: torch.compile for the network: pays off for thousands of images; changes no image but by rounding.
     """
     from uvit_decay.commands.opening import open_program
+    from uvit_decay.files.writing import claim_paths
     from uvit_decay.generation.files import check_output, write_samples
     from uvit_decay.generation.samples import Samples
-    from uvit_decay.runtime.files import claim_paths
 
     check_output(out, num)
     with open_program(sampling.files(ckpt), sampling.device) as (group, _):

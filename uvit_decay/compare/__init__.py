@@ -1,6 +1,6 @@
 """Compare runs: learning curves and a table, from the histories in the run folders."""
 
-from uvit_decay.runtime.program import lazy
+from uvit_decay.terminal.program import lazy
 
 MODULES = {
     "FinishedRun": "runs",

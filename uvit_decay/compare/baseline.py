@@ -17,7 +17,7 @@ from uvit_decay.compare.differences import SEED, is_about_one_run
 from uvit_decay.compare.report import Groups, Row, Spread, list_runs, list_values
 from uvit_decay.compare.runs import FinishedRun, group_runs
 from uvit_decay.runs.history import NUMBERED
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.terminal.errors import UserError
 
 ARM = "arm"  # heading of the names of arms
 OF_SEED = re.compile(r"(.+)[_-](?:s|seed)?_?(\d+)")

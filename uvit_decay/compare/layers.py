@@ -10,6 +10,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from uvit_decay.files.validation import as_type, flat, parse, read_text
+from uvit_decay.files.writing import quote_path
 from uvit_decay.runs.history import (
     CHECKPOINTS,
     CONFIG,
@@ -21,10 +23,8 @@ from uvit_decay.runs.history import (
     PROBES,
     read,
 )
-from uvit_decay.runtime.errors import UserError, explain
-from uvit_decay.runtime.files import quote_path
-from uvit_decay.runtime.program import localise
-from uvit_decay.runtime.validation import as_type, flat, parse, read_text
+from uvit_decay.terminal.errors import UserError, explain
+from uvit_decay.terminal.program import localise
 
 OF_ONE_RUN = ("checkpoint", "step", "best", "tracked", "number")  # metadata of probes that differ from run to run
 TABLES = (PROBE_TABLE, NOISE_TABLE)

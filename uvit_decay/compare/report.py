@@ -30,7 +30,7 @@ from uvit_decay.compare.runs import (
     FinishedRun,
 )
 from uvit_decay.evaluation.metric_table import CONSISTENCY, OF_LABELS, collect_values, format_title
-from uvit_decay.runtime.files import replacing
+from uvit_decay.files.writing import replacing
 
 Groups = Mapping[tuple[str, ...], Sequence[FinishedRun]]  # runs by the values of one option or two
 RANKS = {"entropy": ENTROPY, "effective": EFFECTIVE_RANK}  # by the names of --rank

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from uvit_decay.compare.layers import ChosenProbes, LayerScores, Scores
 from uvit_decay.evaluation.metric_table import collect_values
+from uvit_decay.files.validation import flat, read_yaml
 from uvit_decay.runs.history import (
     CHECKPOINTS,
     CONFIG,
@@ -22,8 +23,7 @@ from uvit_decay.runs.history import (
     read,
     read_rows,
 )
-from uvit_decay.runtime.errors import UserError, explain
-from uvit_decay.runtime.validation import flat, read_yaml
+from uvit_decay.terminal.errors import UserError, explain
 
 PROBE = "probe_accuracy"  # of the chosen layers
 BEST = "best_accuracy"

@@ -1,6 +1,6 @@
 """Data modules: uint8 images and int64 labels in step-indexed batches."""
 
-from uvit_decay.runtime.program import lazy
+from uvit_decay.terminal.program import lazy
 
 MODULES = {
     "Augment": "augment",

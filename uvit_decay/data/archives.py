@@ -25,9 +25,9 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from uvit_decay.runtime.errors import UserError, explain
-from uvit_decay.runtime.files import check_content
-from uvit_decay.runtime.progress import track
+from uvit_decay.files.writing import check_content
+from uvit_decay.terminal.errors import UserError, explain
+from uvit_decay.terminal.progress import track
 
 # Exceptions of zipfile, tarfile and PIL on damaged bytes; fuzzing 20 formats raised no others.
 DAMAGED = (OSError, SyntaxError, ValueError, RuntimeError, TypeError, LookupError, EOFError, OverflowError)

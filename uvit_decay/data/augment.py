@@ -21,9 +21,9 @@ from PIL import Image
 from torch import Tensor
 
 from uvit_decay.data.decoding import Box
-from uvit_decay.runtime.errors import UserError, check_numbers
 from uvit_decay.runtime.random import normal, uniform
-from uvit_decay.runtime.typed import Bounds, Share, check_types
+from uvit_decay.terminal.errors import UserError, check_numbers
+from uvit_decay.terminal.typed import Bounds, Share, check_types
 
 _ATTEMPTS = 10  # to find a box that fits, as in torchvision and timm
 _ERASED_SHARE = (0.02, 1 / 3)  # of the area, in timm's RandomErasing

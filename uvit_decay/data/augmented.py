@@ -19,8 +19,8 @@ from uvit_decay.data.decoding import Decoding, ResizedCentre, check_shape, decod
 from uvit_decay.data.folder import Images
 from uvit_decay.data.listing import Listing
 from uvit_decay.data.reading import OnDisk, common_side
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.typed import Within, check_types
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.typed import Within, check_types
 
 
 class Streamed(OnDisk):

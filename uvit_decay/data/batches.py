@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from uvit_decay.data.decoding import Crop
 from uvit_decay.data.fingerprint import SPREAD_IMAGES, hash_array, spread
-from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.random import generator, uniform
+from uvit_decay.terminal.errors import UserError
 
 
 class ImageSet(ABC):

@@ -16,10 +16,10 @@ import torch
 
 from uvit_decay.data.batches import InMemory
 from uvit_decay.data.datamodule import ImageData, Sizes
-from uvit_decay.runtime.download import verify
-from uvit_decay.runtime.errors import UserError, explain
-from uvit_decay.runtime.files import at_home
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.files.download import verify
+from uvit_decay.files.writing import at_home
+from uvit_decay.terminal.errors import UserError, explain
+from uvit_decay.terminal.typed import check_types
 
 if TYPE_CHECKING:
     from torchvision import datasets

@@ -17,10 +17,10 @@ from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from uvit_decay.runtime.errors import UNPRINTABLE, UserError
-from uvit_decay.runtime.files import at_home
-from uvit_decay.runtime.typed import check_types
-from uvit_decay.runtime.validation import read_text
+from uvit_decay.files.validation import read_text
+from uvit_decay.files.writing import at_home
+from uvit_decay.terminal.errors import UNPRINTABLE, UserError
+from uvit_decay.terminal.typed import check_types
 
 if TYPE_CHECKING:
     from timm.data import ImageNetInfo

@@ -18,8 +18,8 @@ from uvit_decay.data.batches import Augmentation, Batch, ImageSet, InMemory, Ste
 from uvit_decay.data.classes import class_hash
 from uvit_decay.latents.space import LatentSpace
 from uvit_decay.pictures import to_float, to_uint8
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.typed import Bounds, Positive, check_types
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.typed import Bounds, Positive, check_types
 
 ON_DEVICE = 2**30  # bytes up to which an in-memory set is copied to each GPU
 

@@ -20,8 +20,8 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from uvit_decay.data.archives import DAMAGED
-from uvit_decay.runtime.errors import UserError, check_whole, explain
-from uvit_decay.runtime.files import PAGE, check_content
+from uvit_decay.files.writing import PAGE, check_content
+from uvit_decay.terminal.errors import UserError, check_whole, explain
 
 # Formats that PIL may open, whatever the file extension: common ones first, TGA last because it has no signature. Other
 # formats are not images (labels.h5) or run another program on the contents (EPS, and IPTC, which may contain an EPS).

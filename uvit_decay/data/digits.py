@@ -7,7 +7,7 @@ import torch
 
 from uvit_decay.data.batches import InMemory
 from uvit_decay.data.datamodule import ImageData
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.terminal.typed import check_types
 
 
 @check_types

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from uvit_decay.data.classes import split_parts
 from uvit_decay.data.listing import Listing
-from uvit_decay.runtime.errors import explain
+from uvit_decay.terminal.errors import explain
 
 MOST_COMPARED = 64  # files that are read to compare their bytes
 MOST_SIZES = 10_000  # files of a folder whose sizes are read; on a network disk each takes up to a millisecond

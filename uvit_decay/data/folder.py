@@ -34,9 +34,9 @@ from uvit_decay.data.reading import (
     warn_of_dark_images,
 )
 from uvit_decay.data.splits import hold_out
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import check_writable
-from uvit_decay.runtime.typed import Within, check_types
+from uvit_decay.files.writing import check_writable
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.typed import Within, check_types
 
 MOST_SIDE = 1024  # pixels; larger images are rarely what a network is built for
 SKIP_HINT = "; to leave such images out, set `skip_unreadable` true"

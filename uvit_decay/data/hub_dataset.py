@@ -23,9 +23,9 @@ from uvit_decay.data.folder import Images
 from uvit_decay.data.label_tables import LABEL_WORDS
 from uvit_decay.data.labels import AUTO, number_labels
 from uvit_decay.data.listing import Listing
-from uvit_decay.runtime.errors import UserError, explain
-from uvit_decay.runtime.files import at_home, check_file
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.files.writing import at_home, check_file
+from uvit_decay.terminal.errors import UserError, explain
+from uvit_decay.terminal.typed import check_types
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -13,7 +13,7 @@ from typing import Any
 from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay.data.classes import compose, split_parts
-from uvit_decay.runtime.errors import UserError, explain
+from uvit_decay.terminal.errors import UserError, explain
 
 DATASET = "dataset.json"
 METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")

@@ -27,8 +27,8 @@ from uvit_decay.data.classes import (
     split_parts,
 )
 from uvit_decay.data.label_tables import DATASET, METADATA, Columns, NoLabels, Table, read_table
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import at_home
+from uvit_decay.files.writing import at_home
+from uvit_decay.terminal.errors import UserError
 
 AUTO = "auto"
 FOLDERS = "folders"

@@ -21,8 +21,8 @@ from uvit_decay.data.decoding import formats
 from uvit_decay.data.label_tables import TABLES, Columns
 from uvit_decay.data.labels import AUTO, FOLDERS, LabelOptions, Labels, find_labels, find_table
 from uvit_decay.data.splits import find_parts
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import at_home, check_images_exist
+from uvit_decay.files.writing import at_home, check_images_exist
+from uvit_decay.terminal.errors import UserError
 
 LOSSY = (".jpg", ".jpeg")
 HEIF = (".heic", ".heics", ".heif", ".heifs", ".hif")  # read where pillow-heif is installed

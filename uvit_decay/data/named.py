@@ -9,12 +9,12 @@ from uvit_decay.data.cifar import CIFAR10, CIFAR100
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.data.digits import Digits
 from uvit_decay.data.folder import Images
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import at_home
-from uvit_decay.runtime.instantiate import Spec, build
-from uvit_decay.runtime.program import find_config
-from uvit_decay.runtime.typed import check_types
-from uvit_decay.runtime.validation import as_type, read_yaml
+from uvit_decay.files.instantiate import Spec, build
+from uvit_decay.files.validation import as_type, read_yaml
+from uvit_decay.files.writing import at_home
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.program import find_config
+from uvit_decay.terminal.typed import check_types
 
 SMALL = 64  # pixels: pictures of this size or less fill their frame
 SETS = {"digits": Digits, "cifar10": CIFAR10, "cifar100": CIFAR100}

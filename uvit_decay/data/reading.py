@@ -34,11 +34,11 @@ from uvit_decay.data.decoding import (
 )
 from uvit_decay.data.fingerprint import SPREAD_IMAGES, hash_files, hash_states, spread
 from uvit_decay.data.listing import Listing
+from uvit_decay.files.validation import read_json, write_json
+from uvit_decay.files.writing import cache_folder, check_writable, replacing
 from uvit_decay.runtime.concurrency import in_threads
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import cache_folder, check_writable, replacing
-from uvit_decay.runtime.progress import track
-from uvit_decay.runtime.validation import read_json, write_json
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.progress import track
 
 _PATIENCE = 3.0  # seconds after which a bar appears
 MOST_TRIED = 2000  # images of a set that are all tried, to count them, if one of a batch cannot be read

@@ -12,8 +12,8 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay.data.classes import Folder, count_wrappers
-from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.random import generator
+from uvit_decay.terminal.errors import UserError
 
 # Words that tell what a folder holds. The first kind with a word in the name of a folder counts.
 MASKS, TRAINING, VALIDATION, TEST, PREDICTED, IMAGES = "masks", "training", "validation", "test", "predicted", "images"

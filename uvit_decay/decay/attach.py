@@ -24,8 +24,8 @@ from uvit_decay.decay.schedule import (
     shortcuts,
 )
 from uvit_decay.decay.table import Shortcuts, Weights
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.typed import Bounds, check_types
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.typed import Bounds, check_types
 
 
 class Attached(nn.Module):

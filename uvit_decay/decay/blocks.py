@@ -9,8 +9,8 @@ from functools import partial
 from torch import nn
 
 from uvit_decay.decay.hooks import HookedBranches, HookedGates, HookedPair, HookedProjection
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.typed import check_types
 
 
 @check_types

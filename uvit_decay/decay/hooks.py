@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from uvit_decay.decay.schedule import decayed_add
 from uvit_decay.decay.table import Weights
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.terminal.errors import UserError
 
 WeightsOf = Callable[[int], Weights]  # the weights of branch k
 

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from uvit_decay.decay.schedule import branch_weights
 from uvit_decay.decay.table import Shortcuts, Weights
-from uvit_decay.runtime.errors import UserError, explain
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.terminal.errors import UserError, explain
+from uvit_decay.terminal.typed import check_types
 
 
 class Merge(NamedTuple):

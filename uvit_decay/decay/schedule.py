@@ -29,8 +29,8 @@ from uvit_decay.decay.table import (
     check_finite,
     weighted,
 )
-from uvit_decay.runtime.errors import UserError, check_choice, explain
-from uvit_decay.runtime.typed import Bounds, Within, check_types
+from uvit_decay.terminal.errors import UserError, check_choice, explain
+from uvit_decay.terminal.typed import Bounds, Within, check_types
 
 # A schedule is an entry of the table, numbers of all branches (alphas, or pairs of alpha and beta), or a function that
 # returns these numbers for a number of branches: `--trust mine --model.net.schedule mine.late` (docs/extending.md).

@@ -16,8 +16,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from uvit_decay.runtime.errors import UserError, check_numbers
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.terminal.errors import UserError, check_numbers
+from uvit_decay.terminal.typed import check_types
 
 SQRT_HALF = math.sqrt(0.5)
 MP_SUM = 0.3  # EDM2's t, the share of the branch

@@ -1,6 +1,6 @@
 """Diffusion in pure torch; a network is any callable net(x, t, y), t in [0, 1] with t = 1 noise."""
 
-from uvit_decay.runtime.program import lazy
+from uvit_decay.terminal.program import lazy
 
 MODULES = {
     "NoisePath": "noise_path",

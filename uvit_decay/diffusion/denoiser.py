@@ -15,7 +15,7 @@ from torch import Tensor
 from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.diffusion.prediction import T_EPS, Network, Prediction, x_eps_from_output
 from uvit_decay.runtime.constants import TIME_ROUNDING
-from uvit_decay.runtime.errors import UserError, require_shape
+from uvit_decay.terminal.errors import UserError, require_shape
 
 DenoiseFn = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 Noise = Callable[[int], Tensor]  # step index -> standard normal noise in the shape of the states

@@ -21,9 +21,9 @@ from torch import Tensor
 from uvit_decay.diffusion.denoiser import Denoiser, linspace
 from uvit_decay.diffusion.noise_path import Batch
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
-from uvit_decay.runtime.errors import UserError, require_shape
 from uvit_decay.runtime.random import RowNumbers, indices_on, uniform
-from uvit_decay.runtime.typed import Positive, check_types
+from uvit_decay.terminal.errors import UserError, require_shape
+from uvit_decay.terminal.typed import Positive, check_types
 
 
 def signs(shape: Sequence[int], seed: int, rows: Int64[Tensor, " b"]) -> Float[Tensor, "b ..."]:

@@ -25,8 +25,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from uvit_decay.runtime.constants import LEVEL_ROUNDING, LEVELS
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.typed import check_types
 
 Times = Float[Tensor, " b"]
 Batch = Float[Tensor, "b c h w"]

@@ -23,8 +23,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from uvit_decay.diffusion.noise_path import Batch, Interpolant, NoisePath, Times
-from uvit_decay.runtime.errors import UserError, check_choice, check_numbers, require_shape
-from uvit_decay.runtime.typed import Needs, check_types
+from uvit_decay.terminal.errors import UserError, check_choice, check_numbers, require_shape
+from uvit_decay.terminal.typed import Needs, check_types
 
 Prediction = Literal["eps", "x", "velocity", "score"]
 Weighting = Literal["none", "velocity", "likelihood"]

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from uvit_decay.diffusion.noise_path import GVP, VP, DDPMLinear, Linear, NoisePath, SDDiscrete
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
-from uvit_decay.runtime.errors import UserError, check_choice
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.terminal.errors import UserError, check_choice
+from uvit_decay.terminal.typed import check_types
 
 GUIDED = 3  # number of first channels that SiT and DiT guide
 UVIT_GUIDANCE = {(4, 32): 1.4, (4, 64): 1.7}  # by (channels, size) of latents: ImageNet 256 and 512

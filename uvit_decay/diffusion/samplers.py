@@ -16,8 +16,8 @@ from uvit_decay.diffusion.noise_path import DDPMLinear, Interpolant, NoisePath
 from uvit_decay.diffusion.ode import ddim, ddpm, dit_ddpm, dopri5, euler, heun, heun_throughout
 from uvit_decay.diffusion.prediction import T_EPS
 from uvit_decay.diffusion.sde import SDE
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.typed import check_types
 
 
 @check_types

@@ -17,10 +17,10 @@ from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.diffusion.prediction import Network, Prediction, sampling_interval
 from uvit_decay.diffusion.samplers import SAMPLERS, Sampler, sde_sampler
 from uvit_decay.diffusion.sde import SDE, short_number
-from uvit_decay.runtime.errors import UserError, check_choice, check_whole
 from uvit_decay.runtime.precision import Precision, chosen_precision, computing
 from uvit_decay.runtime.random import ROWS, RowNumbers, indices_on, list_whole_numbers, normal
-from uvit_decay.runtime.typed import Positive, Within, check_types
+from uvit_decay.terminal.errors import UserError, check_choice, check_whole
+from uvit_decay.terminal.typed import Positive, Within, check_types
 
 ADAPTIVE = 100  # assumed network evaluations of an adaptive sampler
 

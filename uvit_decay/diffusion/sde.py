@@ -19,8 +19,8 @@ from torch import Tensor
 from uvit_decay.diffusion.denoiser import Denoiser, Noise, Trajectory, linspace, times_like
 from uvit_decay.diffusion.noise_path import NoisePath, Times, expand
 from uvit_decay.diffusion.prediction import T_EPS
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.typed import Within, check_types
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.typed import Within, check_types
 
 Form = Literal["constant", "sbdm", "sigma", "linear", "decreasing", "increasing-decreasing"]
 LastStep = Literal["mean", "tweedie", "euler", "none"]

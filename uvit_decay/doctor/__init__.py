@@ -4,7 +4,7 @@ A check is a function of a `Plan` that yields findings. The network is not train
 the run are left.
 """
 
-from uvit_decay.runtime.program import lazy
+from uvit_decay.terminal.program import lazy
 
 MODULES = {
     "Finding": "report",

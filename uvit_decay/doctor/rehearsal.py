@@ -23,10 +23,10 @@ from uvit_decay.doctor.environment import find_missing_weights, memory_limit
 from uvit_decay.doctor.report import Finding, Plan, duration
 from uvit_decay.runs.counters import run_length
 from uvit_decay.runtime.distributed import COMPARED, Processes
-from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.random import subset
 from uvit_decay.tasks import Task
 from uvit_decay.tasks.utilisation import peak_bytes
+from uvit_decay.terminal.errors import UserError, explain
 
 WARM = 2  # optimizer steps before the clock starts
 STEPS, SECONDS = 20, 5.0  # least number and least time of the timed steps

@@ -3,7 +3,7 @@
 Does not import Lightning.
 """
 
-from uvit_decay.runtime.program import lazy
+from uvit_decay.terminal.program import lazy
 
 MODULES = {
     "Extractor": "extractors",

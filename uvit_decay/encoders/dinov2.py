@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from uvit_decay.encoders.extractors import Features, Pretrained
 from uvit_decay.encoders.resize import DINOV2_SIZE, RESIZE_DINOV2, DINOv2Protocol
+from uvit_decay.files.tensor_files import digest, load_weights, mismatch
 from uvit_decay.runtime.constants import IMAGENET_MEAN, IMAGENET_STD
-from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.precision import Precision, computing
-from uvit_decay.runtime.tensor_files import digest, load_weights, mismatch
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.terminal.errors import UserError, explain
+from uvit_decay.terminal.typed import check_types
 
 LARGE = (1024, 24)  # width and depth of the network of all published numbers
 

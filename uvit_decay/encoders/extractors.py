@@ -16,9 +16,9 @@ from einops import repeat
 from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor, nn
 
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.files.validation import check_compile
 from uvit_decay.runtime.precision import Precision, chosen_precision, computing
-from uvit_decay.runtime.validation import check_compile
+from uvit_decay.terminal.errors import UserError
 
 UInt8Images = UInt8[Tensor, "n c h w"]
 Labels = Int64[Tensor, " n"]

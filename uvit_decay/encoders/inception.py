@@ -16,11 +16,11 @@ from torch_fidelity.feature_extractor_inceptionv3 import URL_INCEPTION_V3, Basic
 
 from uvit_decay.encoders.extractors import Features, Pretrained
 from uvit_decay.encoders.resize import RESIZE, Protocol
-from uvit_decay.runtime.download import checksum, download
-from uvit_decay.runtime.errors import UserError, explain
+from uvit_decay.files.download import checksum, download
+from uvit_decay.files.tensor_files import load_weights
 from uvit_decay.runtime.precision import Precision
-from uvit_decay.runtime.tensor_files import load_weights
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.terminal.errors import UserError, explain
+from uvit_decay.terminal.typed import check_types
 
 PUBLISHED = "6726825d"  # start of the sha256 of the Inception weights behind all published numbers
 WEIGHTS = "torch-fidelity's Inception weights"

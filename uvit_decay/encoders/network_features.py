@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from uvit_decay.encoders.extractors import Extractor, Features
 from uvit_decay.encoders.networks import Interpolation, final_norm, fit_pictures, open_network
 from uvit_decay.encoders.timm_models import TimmFeatures, open_timm
+from uvit_decay.files.tensor_files import digest
+from uvit_decay.files.writing import at_home
 from uvit_decay.generation.options import TIMM, LoadingOptions
 from uvit_decay.nn.base import DecayedNet
 from uvit_decay.nn.embed import PixelScale
@@ -26,10 +28,8 @@ from uvit_decay.nn.intermediates import HasIntermediates, PoolsFeatures, pooled,
 from uvit_decay.nn.resnet import ResNet
 from uvit_decay.nn.vit import Encoder
 from uvit_decay.pictures import to_float
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import at_home
-from uvit_decay.runtime.tensor_files import digest
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.typed import check_types
 
 SHORT = 12  # digits of the SHA-256 in names
 Output = tuple[Float[Tensor, "b d"], Float[Tensor, "b k"] | None]  # features and logits

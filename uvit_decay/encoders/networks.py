@@ -15,13 +15,13 @@ from torch.nn.functional import interpolate
 from uvit_decay import checkpoint
 from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.encoders.timm_models import timm_vit
+from uvit_decay.files.writing import at_home
 from uvit_decay.generation.options import TIMM, LoadingOptions
 from uvit_decay.latents.space import LatentSpace
 from uvit_decay.nn.intermediates import Layer
 from uvit_decay.runs.history import name_run, run_of
-from uvit_decay.runtime.errors import UserError, check_whole
-from uvit_decay.runtime.files import at_home
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.terminal.errors import UserError, check_whole
+from uvit_decay.terminal.typed import check_types
 
 Interpolation = Literal["bilinear", "bicubic"]
 PIXELS = "pixels:"  # pixels:32x32x3

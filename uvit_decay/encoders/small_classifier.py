@@ -17,9 +17,9 @@ from uvit_decay.encoders.extractors import Features, TrainedExtractor
 from uvit_decay.pictures import to_float
 from uvit_decay.runtime.distributed import cpu_threads
 from uvit_decay.runtime.precision import computing
-from uvit_decay.runtime.progress import track
 from uvit_decay.runtime.random import generator
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.terminal.progress import track
+from uvit_decay.terminal.typed import check_types
 
 NAME = "small-cnn-2"  # in the keys of values: numbers of different classifiers do not compare
 FEATURES = 64

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from uvit_decay.generation.options import TIMM, PrecisionOption
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.typed import Bounds, check_types
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.typed import Bounds, check_types
 
 if TYPE_CHECKING:
     from uvit_decay.encoders.extractors import Extractor

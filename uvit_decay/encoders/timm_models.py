@@ -14,12 +14,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from uvit_decay.checkpoint.detect import read_third_party
+from uvit_decay.files.tensor_files import check_weights, mismatch
+from uvit_decay.files.validation import as_type
 from uvit_decay.generation.options import TIMM
 from uvit_decay.nn.embed import PixelScale
 from uvit_decay.nn.intermediates import block_layers
-from uvit_decay.runtime.errors import UserError, explain
-from uvit_decay.runtime.tensor_files import check_weights, mismatch
-from uvit_decay.runtime.validation import as_type
+from uvit_decay.terminal.errors import UserError, explain
 
 if TYPE_CHECKING:  # slow to import
     from timm.models.vision_transformer import VisionTransformer

@@ -1,6 +1,6 @@
 """Evaluation of generated images: sources, cached features, the table of metrics, reports."""
 
-from uvit_decay.runtime.program import lazy
+from uvit_decay.terminal.program import lazy
 
 MODULES = {
     "METRICS": "metric_table",

@@ -24,13 +24,13 @@ from uvit_decay.evaluation.metric_table import (
 )
 from uvit_decay.evaluation.open_by_name import open_images
 from uvit_decay.evaluation.statistics_file import Reference, StatisticsFile
+from uvit_decay.files.writing import at_home
 from uvit_decay.metrics.consistency import label_consistency
 from uvit_decay.runtime.distributed import Processes
-from uvit_decay.runtime.errors import UserError, check_whole
-from uvit_decay.runtime.files import at_home
-from uvit_decay.runtime.progress import track
 from uvit_decay.runtime.random import subset
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.terminal.errors import UserError, check_whole
+from uvit_decay.terminal.progress import track
+from uvit_decay.terminal.typed import check_types
 
 MOST_REFERENCE = 50_000  # training images in a reference, and images on which a small classifier is trained
 

@@ -16,8 +16,8 @@ from uvit_decay.evaluation.feature_store import FLOATS, FeatureStore
 from uvit_decay.evaluation.image_sources import ImageSource
 from uvit_decay.runtime.concurrency import read_ahead
 from uvit_decay.runtime.distributed import Processes, batches
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.progress import track
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.progress import track
 
 PART = 256  # largest number of images in a part of a store
 PARTS = 24  # parts of a small set: work for up to 24 processes, although the parts do not depend on their number

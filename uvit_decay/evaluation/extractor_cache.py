@@ -15,11 +15,11 @@ from torch import Tensor
 
 from uvit_decay.encoders.extractors import Extractor, TrainedExtractor
 from uvit_decay.evaluation.image_sources import ImageSource
+from uvit_decay.files.tensor_files import load_tensors, save_tensors
+from uvit_decay.files.writing import cache_folder, check_writable
 from uvit_decay.runtime.distributed import Processes, batches
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import cache_folder, check_writable
-from uvit_decay.runtime.progress import track
-from uvit_decay.runtime.tensor_files import load_tensors, save_tensors
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.progress import track
 
 AT_ONCE = 256  # images that are read at a time
 KEY = "key"  # metadata of a stored extractor: everything that its training depended on

@@ -15,11 +15,11 @@ from torch import Tensor
 from uvit_decay.encoders.extractors import Features
 from uvit_decay.evaluation.extractor_cache import hash_metadata
 from uvit_decay.evaluation.image_sources import SOURCE
+from uvit_decay.files.tensor_files import load_tensors, save_tensors
+from uvit_decay.files.validation import read_json, write_json
+from uvit_decay.files.writing import cache_folder, check_writable, remove_remains, writing
 from uvit_decay.metrics.frechet import Moments, Statistics
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import cache_folder, check_writable, remove_remains, writing
-from uvit_decay.runtime.tensor_files import load_tensors, save_tensors
-from uvit_decay.runtime.validation import read_json, write_json
+from uvit_decay.terminal.errors import UserError
 
 FLOATS = Features._fields  # float32 (n, d)
 ABOUT = "about.json"  # describes the store

@@ -24,9 +24,9 @@ from uvit_decay.generation.options import MOST_IMAGES
 from uvit_decay.generation.samples import PATHS, Samples
 from uvit_decay.pictures import to_grey
 from uvit_decay.runtime.distributed import COMPARED
-from uvit_decay.runtime.errors import UserError, check_whole, explain
 from uvit_decay.runtime.random import subset
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.terminal.errors import UserError, check_whole, explain
+from uvit_decay.terminal.typed import check_types
 
 MOST_CLASSES = 100_000  # limit of the labels of an array
 SOURCE = "path"  # key of the fingerprint of files: their folder, archive or array

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from uvit_decay.runtime.command_line import Advanced
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.typed import Bounds, check_types
+from uvit_decay.terminal.command_line import Advanced
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.typed import Bounds, check_types
 
 if TYPE_CHECKING:
     import torch

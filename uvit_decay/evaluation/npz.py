@@ -10,8 +10,8 @@ from tokenize import TokenError
 import numpy as np
 
 from uvit_decay.data.archives import DAMAGED, open_file
-from uvit_decay.runtime.errors import UserError, explain
-from uvit_decay.runtime.files import PAGE, check_content
+from uvit_decay.files.writing import PAGE, check_content
+from uvit_decay.terminal.errors import UserError, explain
 
 
 @contextmanager

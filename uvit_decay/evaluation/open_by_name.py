@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 from uvit_decay.data.decoding import Reading
 from uvit_decay.data.named import SETS, build_data, is_data_set
 from uvit_decay.evaluation.image_sources import ArrayImages, DatasetImages, FileImages, ImageSource
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import at_home
-from uvit_decay.runtime.typed import Bounds, check_types
+from uvit_decay.files.writing import at_home
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.typed import Bounds, check_types
 
 EXAMPLES = ", ".join(f"{name}:train" for name in SETS)
 FORMS = (

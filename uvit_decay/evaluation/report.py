@@ -18,11 +18,11 @@ from uvit_decay.evaluation.image_sources import ImageSource
 from uvit_decay.evaluation.metric_table import format_title
 from uvit_decay.evaluation.report_html import Ceiling, Neighbours, Report, write_html
 from uvit_decay.evaluation.statistics_file import Reference
+from uvit_decay.files.validation import write_json
+from uvit_decay.files.writing import check_writable, claim_paths
 from uvit_decay.metrics.precision_recall import find_covered, nearest
 from uvit_decay.pictures import grid_columns, save_npz
 from uvit_decay.runtime.distributed import Processes
-from uvit_decay.runtime.files import check_writable, claim_paths
-from uvit_decay.runtime.validation import write_json
 
 COMPARABLE = 10_000  # samples; distances decrease with their number, and published values use 50,000
 ROWS = 6  # samples in the memorisation check

@@ -23,9 +23,9 @@ from uvit_decay.evaluation.metric_table import (
     collect_values,
     format_title,
 )
+from uvit_decay.files.validation import flat
+from uvit_decay.files.writing import replacing
 from uvit_decay.pictures import labelled_grid, to_pil
-from uvit_decay.runtime.files import replacing
-from uvit_decay.runtime.validation import flat
 
 ALL_CLASSES = 100  # largest number of classes that are all shown
 EXTREMES = 20  # number of worst, and of best, classes that are shown if there are more

@@ -14,11 +14,11 @@ from torch import Tensor
 from uvit_decay.encoders.extractors import Extractor
 from uvit_decay.evaluation import npz
 from uvit_decay.evaluation.feature_store import FeatureStore
+from uvit_decay.files.validation import as_type, parse
+from uvit_decay.files.writing import replacing
 from uvit_decay.metrics.frechet import Statistics
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import replacing
-from uvit_decay.runtime.typed import check_types
-from uvit_decay.runtime.validation import as_type, parse
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.typed import check_types
 
 MOST_FEATURES = 2**14  # limits of a file, checked before reading; `check` compares the exact number
 MOST_BYTES = 2**24

@@ -1,6 +1,6 @@
 """Samples of a network: their options, how they are generated, the files that hold them, and guides."""
 
-from uvit_decay.runtime.program import lazy
+from uvit_decay.terminal.program import lazy
 
 MODULES = {
     "LoadingOptions": "options",

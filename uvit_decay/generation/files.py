@@ -14,15 +14,15 @@ from torch import Tensor
 
 from uvit_decay import pictures as image_io
 from uvit_decay.data.classes import in_words
+from uvit_decay.files.download import checksum
+from uvit_decay.files.validation import read_json, write_json
+from uvit_decay.files.writing import check_writable, remove_remains
 from uvit_decay.generation.options import LARGEST_GRID
 from uvit_decay.generation.samples import PATHS, Samples
 from uvit_decay.runtime.distributed import Processes, batches
-from uvit_decay.runtime.download import checksum
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import check_writable, remove_remains
-from uvit_decay.runtime.progress import Work, terminal_width, track
-from uvit_decay.runtime.typed import Positive, check_types
-from uvit_decay.runtime.validation import read_json, write_json
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.progress import Work, terminal_width, track
+from uvit_decay.terminal.typed import Positive, check_types
 
 METADATA = "sampling.json"  # in a folder of samples
 

@@ -9,7 +9,7 @@ from typing import Any
 from uvit_decay.checkpoint import Checkpoint, ModelCard, load
 from uvit_decay.checkpoint.io import weights_file
 from uvit_decay.generation.options import SamplingOptions
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.terminal.errors import UserError
 
 
 @dataclass(frozen=True)

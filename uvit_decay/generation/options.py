@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal
 
 from uvit_decay.checkpoint.options import Weights
 from uvit_decay.data.classes import class_numbers
-from uvit_decay.runtime.command_line import Advanced
-from uvit_decay.runtime.errors import MOST_SEED, UserError
-from uvit_decay.runtime.instantiate import Trusted
-from uvit_decay.runtime.program import or_bundled
-from uvit_decay.runtime.typed import Bounds, check_types
+from uvit_decay.files.instantiate import Trusted
+from uvit_decay.terminal.command_line import Advanced
+from uvit_decay.terminal.errors import MOST_SEED, UserError
+from uvit_decay.terminal.program import or_bundled
+from uvit_decay.terminal.typed import Bounds, check_types
 
 LARGEST_GRID = 10_000  # images; a grid is assembled in memory
 TIMM = "timm:"  # timm:NAME, with pretrained weights, or timm:NAME=FILE, with the weights of a file

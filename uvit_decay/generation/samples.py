@@ -21,10 +21,10 @@ from uvit_decay.generation.options import SamplingOptions
 from uvit_decay.latents.autoencoder import decoder
 from uvit_decay.pictures import to_uint8
 from uvit_decay.runtime.distributed import cpu_threads, pick_device
-from uvit_decay.runtime.errors import UserError, check_whole
-from uvit_decay.runtime.program import or_bundled
 from uvit_decay.runtime.random import ROWS, list_whole_numbers, uniform
-from uvit_decay.runtime.typed import Bounds, check_types
+from uvit_decay.terminal.errors import UserError, check_whole
+from uvit_decay.terminal.program import or_bundled
+from uvit_decay.terminal.typed import Bounds, check_types
 
 TINY = 5_000_000  # parameters
 VAE_SHA256 = "vae_sha256"  # key of the metadata of images that an autoencoder decoded

@@ -1,6 +1,6 @@
 """Denoisers as folders of diffusers: what `DiffusionPipeline.from_pretrained(folder, trust_remote_code=True)` loads."""
 
-from uvit_decay.runtime.program import lazy
+from uvit_decay.terminal.program import lazy
 
 MODULES = {
     "export_folder": "folder",

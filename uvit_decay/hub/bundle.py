@@ -17,7 +17,7 @@ FOLDER = Path(uvit_decay.__file__).parent.parent
 ANNOTATIONS = "jaxtyping"  # package of names that are used only in annotations, apart from Float in ABOUT
 UNUSED = ("uvit_decay.decay.attach", "uvit_decay.decay.blocks")  # not used by our own networks
 OPTIONAL = ("torchdiffeq",)  # imported where they are used: diffusers requires every package after the word `import`
-DOOR = "uvit_decay.runtime.typed"  # checks types with beartype, which a folder does without
+DOOR = "uvit_decay.terminal.typed"  # checks types with beartype, which a folder does without
 OPEN_DOOR = """def check_types(public):
     \"\"\"Return a function or a class as it is; the package checks the types of its arguments.\"\"\"
     return public

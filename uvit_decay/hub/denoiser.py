@@ -25,9 +25,9 @@ from uvit_decay.nn.base import DecayedNet
 from uvit_decay.nn.sit import SiT
 from uvit_decay.nn.uvit import UViT
 from uvit_decay.pictures import to_pil, to_uint8
-from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.precision import computing
 from uvit_decay.runtime.random import indices_on, normal
+from uvit_decay.terminal.errors import UserError
 
 PATHS = {path.__name__: path for path in (Linear, GVP, VP, SDDiscrete, DDPMLinear)}
 

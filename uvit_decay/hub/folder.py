@@ -20,14 +20,14 @@ from uvit_decay.checkpoint.io import AUTOENCODER, INDEX, WEIGHTS
 from uvit_decay.checkpoint.official.common import IMPORTED
 from uvit_decay.checkpoint.options import Weights
 from uvit_decay.data.classes import synonyms
+from uvit_decay.files.tensor_files import load_tensors, save_tensors
+from uvit_decay.files.writing import LOCK, check_writable, claim_paths, writing
 from uvit_decay.hub.bundle import bundle
 from uvit_decay.hub.denoiser import DecayedDenoiser, SiTDenoiser, UViTDenoiser
 from uvit_decay.hub.pipeline import COMPONENT, DecayPipeline, code_of, is_own_code, write_files
 from uvit_decay.latents.autoencoder import Autoencoder, decoder
-from uvit_decay.runtime.errors import UserError, escape_unprintable, explain
-from uvit_decay.runtime.files import LOCK, check_writable, claim_paths, writing
-from uvit_decay.runtime.tensor_files import load_tensors, save_tensors
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.terminal.errors import UserError, escape_unprintable, explain
+from uvit_decay.terminal.typed import check_types
 
 README = "README.md"
 UNFINISHED = ".unfinished"  # folder in which an export prepares its files; a killed export leaves it

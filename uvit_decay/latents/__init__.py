@@ -1,6 +1,6 @@
 """Latents of images: encoded once by an autoencoder (`uvit-decay encode`), stored in shards, used for training."""
 
-from uvit_decay.runtime.program import lazy
+from uvit_decay.terminal.program import lazy
 
 MODULES = {"Autoencoder": "autoencoder", "LatentSpace": "space", "Latents": "module"}
 __all__ = list(MODULES)

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from uvit_decay.files.tensor_files import digest
+from uvit_decay.files.writing import quote_path
 from uvit_decay.latents.autoencoder_files import absolute_name, find_in_pipeline, load_autoencoder
 from uvit_decay.latents.space import NORMALISATION, LatentSpace
 from uvit_decay.pictures import to_float, to_uint8
-from uvit_decay.runtime.errors import UserError, explain
-from uvit_decay.runtime.files import quote_path
-from uvit_decay.runtime.tensor_files import digest
+from uvit_decay.terminal.errors import UserError, explain
 
 SLICE_PIXELS = 8 * 256**2  # decoded in one slice: about 5 GB for Stable Diffusion's decoder in float32
 NO_VARIANCE = -30.0  # log-variance for encoders without one: the lower bound to which AutoencoderKL clamps

@@ -10,9 +10,9 @@ from typing import Any
 from safetensors import safe_open
 from torch import nn
 
-from uvit_decay.runtime.diffusers_files import find_weights
-from uvit_decay.runtime.errors import UserError, explain
-from uvit_decay.runtime.files import check_file
+from uvit_decay.files.diffusers_files import find_weights
+from uvit_decay.files.writing import check_file
+from uvit_decay.terminal.errors import UserError, explain
 
 MOST_LAYERS = 1000  # of each block of an autoencoder
 CONFIG = "config.json"  # of an autoencoder

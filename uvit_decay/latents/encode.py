@@ -24,15 +24,15 @@ from uvit_decay.data.classes import class_hash
 from uvit_decay.data.decoding import Decoding
 from uvit_decay.data.listing import Listing
 from uvit_decay.data.reading import OnDisk, warn_of_dark_images
+from uvit_decay.files.writing import check_writable, claim_paths, remove_remains
 from uvit_decay.latents.autoencoder import Autoencoder
 from uvit_decay.latents.manifest import Manifest, Sums, read, statistics
 from uvit_decay.latents.shards import Shard, check_shard, check_space, crc32, read_sums, write_labels, write_shard
 from uvit_decay.latents.space import LatentSpace
 from uvit_decay.runtime.distributed import COMPARED, Processes
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import check_writable, claim_paths, remove_remains
-from uvit_decay.runtime.progress import Work, track
 from uvit_decay.runtime.random import subset
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.progress import Work, track
 
 AT_ONCE = 256  # images to read for a comparison
 

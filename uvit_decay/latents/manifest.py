@@ -18,11 +18,11 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
 from uvit_decay.data.classes import class_hash
+from uvit_decay.files.validation import as_type, read_json, write_json
+from uvit_decay.files.writing import quote_path
 from uvit_decay.latents.space import PER_CHANNEL, LatentSpace
 from uvit_decay.pictures import to_float
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import quote_path
-from uvit_decay.runtime.validation import as_type, read_json, write_json
+from uvit_decay.terminal.errors import UserError
 
 NAME = "manifest.json"
 VERSION = 1

@@ -9,12 +9,12 @@ from torch import Tensor
 from uvit_decay.data.batches import Batch
 from uvit_decay.data.classes import class_hash, ordered_class_list
 from uvit_decay.data.datamodule import ImageData, Sizes
+from uvit_decay.files.writing import at_home
 from uvit_decay.latents.manifest import Manifest, read
 from uvit_decay.latents.shards import LatentSet
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import at_home
 from uvit_decay.runtime.random import normal
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.typed import check_types
 
 
 @check_types

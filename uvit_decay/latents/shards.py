@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from uvit_decay.data.batches import ImageSet
+from uvit_decay.files.tensor_files import load_tensors, save_tensors
 from uvit_decay.latents.manifest import Manifest, Sums
-from uvit_decay.runtime.errors import UserError, explain
-from uvit_decay.runtime.tensor_files import load_tensors, save_tensors
+from uvit_decay.terminal.errors import UserError, explain
 
 SUMS = "sums"  # names in the header
 OWNER = "whose"

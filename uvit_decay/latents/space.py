@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from uvit_decay.pictures import to_uint8
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.typed import check_types
 
 PER_CHANNEL = ("channel_mean", "channel_std")  # fields that are None in most latent spaces
 NORMALISATION = ("scale", "shift", *PER_CHANNEL)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from uvit_decay.runtime.errors import UserError, require_shape
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.terminal.errors import UserError, require_shape
+from uvit_decay.terminal.typed import check_types
 
 
 @check_types

@@ -14,8 +14,8 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 from torchmetrics import Metric
 
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.typed import Bounds, check_types
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.typed import Bounds, check_types
 
 
 class Statistics(NamedTuple):

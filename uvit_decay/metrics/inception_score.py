@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.typed import Positive, check_types
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.typed import Positive, check_types
 
 # Seed of torch-fidelity's order of the images. Its scores, and so published scores, depend on the order.
 ORDER_SEED = 2020

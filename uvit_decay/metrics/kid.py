@@ -16,8 +16,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from uvit_decay.metrics.frechet import check_features
-from uvit_decay.runtime.errors import check_whole
-from uvit_decay.runtime.typed import Bounds, Positive, Seed, check_types
+from uvit_decay.terminal.errors import check_whole
+from uvit_decay.terminal.typed import Bounds, Positive, Seed, check_types
 
 
 @check_types

@@ -17,7 +17,7 @@ from torch import Tensor
 from uvit_decay.metrics.frechet import check_features
 from uvit_decay.runtime.precision import computing
 from uvit_decay.runtime.random import normal
-from uvit_decay.runtime.typed import Positive, check_types
+from uvit_decay.terminal.typed import Positive, check_types
 
 _AT_ONCE = 64  # projections; of 50,000 images they take 26 MB
 

@@ -18,8 +18,8 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from uvit_decay.metrics.frechet import check_features
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.typed import Positive, check_types
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.typed import Positive, check_types
 
 BLOCK = 2048
 # Below this fraction of |x|^2 + |y|^2, the rounding error of float64 (a fraction of about 4e-16) would change the

@@ -1,6 +1,6 @@
 """Networks in pure torch, independent of diffusion and of Lightning: denoisers, encoders and masked autoencoders."""
 
-from uvit_decay.runtime.program import lazy
+from uvit_decay.terminal.program import lazy
 
 MODULES = {
     "ImageNetwork": "base",

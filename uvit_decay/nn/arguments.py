@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from uvit_decay.runtime.errors import UserError, check_numbers, check_whole
+from uvit_decay.terminal.errors import UserError, check_numbers, check_whole
 
 Wiring = Literal["official", "decayed"]  # the published network, or the one of the decay's authors
 DATA_SIZES = ("image_size", "channels", "num_classes")  # None in a configuration of train.py: as the data

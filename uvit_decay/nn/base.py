@@ -20,12 +20,12 @@ from torch.utils.checkpoint import checkpoint
 
 from uvit_decay import decay
 from uvit_decay.decay.schedule import branch_weights, register_weights
+from uvit_decay.files.tensor_files import load_tensors, save_tensors
 from uvit_decay.nn.depth_attention import DepthReader, Sources
 from uvit_decay.nn.long_skips import LongSkips, SkipPlan, build_long_skips
 from uvit_decay.nn.output_skip import OutputSkip
 from uvit_decay.nn.recorded import check_recorded
-from uvit_decay.runtime.errors import UserError, explain
-from uvit_decay.runtime.tensor_files import load_tensors, save_tensors
+from uvit_decay.terminal.errors import UserError, explain
 
 
 class DataLayers(NamedTuple):

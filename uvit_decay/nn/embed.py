@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from uvit_decay.runtime.constants import IMAGENET_MEAN, IMAGENET_STD
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.terminal.errors import UserError
 
 Pixels = Literal["imagenet", "unit"]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from uvit_decay.nn.base import DecayedNet
 from uvit_decay.runtime.constants import TIME_ROUNDING
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.terminal.errors import UserError
 
 
 def check_images(net: DecayedNet, x: Tensor) -> None:

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from uvit_decay.runtime.constants import Pool
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.terminal.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from torch.nn.functional import linear
 
 from uvit_decay import decay
 from uvit_decay.nn.recorded import agree
-from uvit_decay.runtime.errors import UserError, check_choice, check_numbers
+from uvit_decay.terminal.errors import UserError, check_choice, check_numbers
 
 SkipScale = float | str  # see above
 SKIP_SCALES = ("kappa", "learned", "learned-each", "stream")

@@ -29,8 +29,8 @@ from uvit_decay.nn.block import NormType, build_norm
 from uvit_decay.nn.embed import Pixels, patchify, unpatchify, without_autocast
 from uvit_decay.nn.long_skips import MergeWeights, SkipGate, SkipPlan, SkipScale, scale_skip
 from uvit_decay.nn.vit import EPS, Encoder, positions
-from uvit_decay.runtime.errors import UserError, check_numbers, check_whole, require_shape
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.terminal.errors import UserError, check_numbers, check_whole, require_shape
+from uvit_decay.terminal.typed import check_types
 
 DecoderInput = Literal["latent", "positions"]
 Visible = Float[Tensor, "b seen d"]  # tokens [class, visible patches]

@@ -22,7 +22,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from uvit_decay.nn.embed import without_autocast
-from uvit_decay.runtime.errors import check_choice
+from uvit_decay.terminal.errors import check_choice
 
 OutputSkipKind = Literal["none", "learned"]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.terminal.errors import UserError
 
 
 def agree(value: Tensor, expected: Sequence[float] | Sequence[Sequence[float]]) -> bool:

@@ -23,8 +23,8 @@ from uvit_decay.nn.base import DecayedNet
 from uvit_decay.nn.embed import Pixels, PixelScale, without_autocast
 from uvit_decay.nn.inputs import check_images
 from uvit_decay.nn.intermediates import Layer
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.typed import Bounds, check_types
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.typed import Bounds, check_types
 
 Stem = Literal["imagenet", "cifar"]
 

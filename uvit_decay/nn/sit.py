@@ -34,8 +34,8 @@ from uvit_decay.nn.intermediates import block_layers, last_and_kept
 from uvit_decay.nn.long_skips import SkipScale, plan_mirrored_skips
 from uvit_decay.nn.output_skip import OutputSkipKind, build_output_skip
 from uvit_decay.runtime.constants import LEVEL_ROUNDING, LEVELS
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.typed import check_types
 
 Time = Literal["sit", "dit"]
 

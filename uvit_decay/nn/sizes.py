@@ -9,8 +9,8 @@ from uvit_decay.nn.mae import MAE
 from uvit_decay.nn.sit import SiT
 from uvit_decay.nn.uvit import UViT
 from uvit_decay.nn.vit import ViT
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.typed import check_types
 
 UVIT_SIZES: dict[str, dict[str, Any]] = {  # the U-ViT paper's Table 1; depth + 1 blocks
     "uvit-s": dict(dim=512, depth=12, heads=8, conv=True),

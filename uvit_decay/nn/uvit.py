@@ -27,8 +27,8 @@ from uvit_decay.nn.inputs import check_images, check_times
 from uvit_decay.nn.intermediates import block_layers, last_and_kept
 from uvit_decay.nn.long_skips import SkipScale, plan_mirrored_skips
 from uvit_decay.nn.output_skip import OutputSkipKind, build_output_skip
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.typed import Within, check_types
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.typed import Within, check_types
 
 
 @check_types

@@ -24,8 +24,8 @@ from uvit_decay.nn.block import Block, NormType, Tokens, build_norm, init_linear
 from uvit_decay.nn.embed import PatchEmbed, Pixels, PixelScale, sincos_positions, without_autocast
 from uvit_decay.nn.inputs import check_images
 from uvit_decay.nn.intermediates import block_layers
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.typed import check_types
 
 HeadPool = Literal["cls", "mean"]
 EPS = 1e-6  # of all norms

@@ -1,6 +1,6 @@
 """Representations: probes over layers and noise levels."""
 
-from uvit_decay.runtime.program import lazy
+from uvit_decay.terminal.program import lazy
 
 MODULES = {
     "Probing": "probe_options",

@@ -14,9 +14,9 @@ from uvit_decay.representations.probe_options import TIME, Classification, Probi
 from uvit_decay.representations.probe_protocols import PointProtocol, find_protocol
 from uvit_decay.representations.probing import Prober, check_data, check_network, choose_images, default_layer
 from uvit_decay.runtime.distributed import Processes
-from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.precision import Precision
-from uvit_decay.runtime.progress import track
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.progress import track
 
 if TYPE_CHECKING:  # data are Lightning's
     from uvit_decay.data import ImageData

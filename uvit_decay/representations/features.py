@@ -20,10 +20,10 @@ from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.nn.intermediates import HasIntermediates, Pool, pooled, states_of
 from uvit_decay.runtime.concurrency import free_threads, in_threads, read_ahead
 from uvit_decay.runtime.distributed import Processes, batches
-from uvit_decay.runtime.errors import check_whole
 from uvit_decay.runtime.precision import Precision, computing
-from uvit_decay.runtime.progress import track
 from uvit_decay.runtime.random import indices_on, normal
+from uvit_decay.terminal.errors import check_whole
+from uvit_decay.terminal.progress import track
 
 if TYPE_CHECKING:  # data are Lightning's
     from uvit_decay.data.batches import ImageSet

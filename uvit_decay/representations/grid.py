@@ -10,11 +10,11 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
+from uvit_decay.files.validation import write_json
+from uvit_decay.files.writing import replacing
 from uvit_decay.nn.intermediates import Layer
 from uvit_decay.plots import heat_map
 from uvit_decay.runs.history import PLACE, PROBE_REPORT, PROBE_TABLE
-from uvit_decay.runtime.files import replacing
-from uvit_decay.runtime.validation import write_json
 
 SCORES = (
     "held_out_accuracy",

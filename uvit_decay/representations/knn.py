@@ -18,7 +18,7 @@ from torch.nn.functional import normalize
 
 from uvit_decay.nn.embed import without_autocast
 from uvit_decay.representations.logistic import check_cells
-from uvit_decay.runtime.typed import Positive, Within, check_types
+from uvit_decay.terminal.typed import Positive, Within, check_types
 
 SIMILARITIES = 2**24  # entries of a chunk of the similarity matrix: 64 MiB
 CHUNK = 4096  # training samples at a time at most

@@ -21,7 +21,7 @@ from torch.optim import Adam, AdamW, Optimizer
 from uvit_decay.nn.embed import without_autocast
 from uvit_decay.runtime.optimizers import LARS
 from uvit_decay.runtime.random import generator
-from uvit_decay.runtime.typed import Positive, Seed, Within, check_types
+from uvit_decay.terminal.typed import Positive, Seed, Within, check_types
 
 CHUNK = 4096  # test images at a time
 

@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from uvit_decay.nn.embed import without_autocast
-from uvit_decay.runtime.errors import UserError, check_numbers, check_whole, require_shape
 from uvit_decay.runtime.random import generator
-from uvit_decay.runtime.typed import Bounds, check_types
+from uvit_decay.terminal.errors import UserError, check_numbers, check_whole, require_shape
+from uvit_decay.terminal.typed import Bounds, check_types
 
 LOGITS = 2**20  # logits of a chunk of samples: 4 MiB fit a CPU's cache; all n x k x r are never allocated
 PAIRS = 6  # (step, change of the gradient) pairs that L-BFGS stores

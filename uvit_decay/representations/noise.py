@@ -28,6 +28,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from uvit_decay.diffusion.noise_path import NoisePath
+from uvit_decay.files.validation import write_json
 from uvit_decay.nn.intermediates import HasIntermediates, Layer, layer_indices
 from uvit_decay.representations.features import TokenReader, compute_rows
 from uvit_decay.representations.grid import draw_cells, list_cells, write_cells
@@ -35,11 +36,10 @@ from uvit_decay.representations.probe_options import Probing
 from uvit_decay.representations.probing import check_same_images
 from uvit_decay.runs.history import NOISE_REPORT, NOISE_TABLE
 from uvit_decay.runtime.distributed import Processes
-from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.precision import Precision
 from uvit_decay.runtime.random import subset
-from uvit_decay.runtime.typed import check_types
-from uvit_decay.runtime.validation import write_json
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.typed import check_types
 
 if TYPE_CHECKING:  # data are Lightning's
     from uvit_decay.data import ImageData

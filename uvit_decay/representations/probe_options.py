@@ -9,8 +9,8 @@ from typing import Annotated
 
 from uvit_decay.generation.options import LARGEST_GRID, Count, LoadingOptions, Seed
 from uvit_decay.runtime.constants import Pool
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.typed import Bounds, Needs, Within, check_types
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.typed import Bounds, Needs, Within, check_types
 
 TIMES = (0.01, 0.03, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
 TIME = 0.1  # noise level of a denoiser's images where a command reads a single one

@@ -25,9 +25,9 @@ from uvit_decay.representations.logistic import L2_GRID, fit_accuracy, logistic_
 from uvit_decay.representations.probe_options import NOISE_ALONE, Classification, Probing, ProtocolOptions
 from uvit_decay.representations.rank import effective_rank_exp, mean_share, spectrum_entropy
 from uvit_decay.representations.reference import Neighbourhood, ReferenceFeatures, cknna
-from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.random import generator
-from uvit_decay.runtime.suggestions import did_you_mean
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.suggestions import did_you_mean
 
 SHOT_L2 = 1.0  # penalty of few-shot classifiers, in units of scikit-learn's 1 / C; also scikit-learn's default
 

@@ -26,10 +26,10 @@ from uvit_decay.representations.probe_protocols import Cells, GridProtocol, Prot
 from uvit_decay.representations.reference import NEIGHBOURS, ReferenceFeatures
 from uvit_decay.runs.history import OF_CLASS_TOKENS
 from uvit_decay.runtime.distributed import COMPARED, Processes
-from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.precision import Precision
-from uvit_decay.runtime.program import localise
 from uvit_decay.runtime.random import subset
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.program import localise
 
 if TYPE_CHECKING:  # data are Lightning's
     from uvit_decay.data import ImageData

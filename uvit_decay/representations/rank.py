@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.terminal.typed import check_types
 
 Centre = Literal["sample", "feature"]
 

@@ -15,10 +15,10 @@ from uvit_decay.nn import MAE
 from uvit_decay.nn.embed import unpatchify
 from uvit_decay.nn.mae import visible_patches
 from uvit_decay.pictures import labelled_grid, to_uint8
-from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.precision import Precision, computing
 from uvit_decay.runtime.random import indices_on, uniform
-from uvit_decay.runtime.typed import Seed, check_types
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.typed import Seed, check_types
 
 HEADINGS = ("image", "masked", "reconstruction")
 CELL = 96  # pixels: the width of the longest heading

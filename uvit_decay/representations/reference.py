@@ -19,10 +19,10 @@ from uvit_decay.pictures import to_float
 from uvit_decay.representations.features import TokenReader
 from uvit_decay.representations.probe_options import Alignment, Probing
 from uvit_decay.runtime.distributed import Processes
-from uvit_decay.runtime.errors import UserError, check_whole, require_shape
 from uvit_decay.runtime.precision import Precision
 from uvit_decay.runtime.random import subset
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.terminal.errors import UserError, check_whole, require_shape
+from uvit_decay.terminal.typed import check_types
 
 if TYPE_CHECKING:  # data are Lightning's
     from uvit_decay.data import ImageData

@@ -24,7 +24,7 @@ A launch of train.py with --ckpt_path, in order; scripts that pass `ckpt_path` t
 of Lightning.
 """
 
-from uvit_decay.runtime.program import lazy
+from uvit_decay.terminal.program import lazy
 
 MODULES = {
     "RunLogger": "log",

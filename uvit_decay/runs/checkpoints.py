@@ -16,13 +16,13 @@ from typing import Any
 from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay.checkpoint.io import check_ours, open_training_checkpoint
+from uvit_decay.files.tensor_files import TorchFile
+from uvit_decay.files.validation import as_type
+from uvit_decay.files.writing import writing
 from uvit_decay.runs.folder import find_runs
 from uvit_decay.runs.history import CHECKPOINTS
 from uvit_decay.runs.settings import Settings, is_same_run
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import writing
-from uvit_decay.runtime.tensor_files import TorchFile
-from uvit_decay.runtime.validation import as_type
+from uvit_decay.terminal.errors import UserError
 
 AUTO = "auto"
 NAMES = ("last", AUTO)  # what --ckpt_path takes instead of a file

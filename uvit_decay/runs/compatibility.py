@@ -14,6 +14,7 @@ from uvit_decay.checkpoint.detect import KEY
 from uvit_decay.checkpoint.io import ModelCard, TrainingContents, check_ours
 from uvit_decay.data.classes import class_hash
 from uvit_decay.data.datamodule import ImageData
+from uvit_decay.files.instantiate import Spec
 from uvit_decay.runs.resumable import Resumable
 from uvit_decay.runs.settings import (
     DECIDES,
@@ -27,8 +28,7 @@ from uvit_decay.runs.settings import (
     resolve_class,
     tuple_to_list,
 )
-from uvit_decay.runtime.errors import UserError, explain
-from uvit_decay.runtime.instantiate import Spec
+from uvit_decay.terminal.errors import UserError, explain
 
 MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError)  # raised by contents of another form
 MOMENTS = {"exp_avg", "exp_avg_sq", "momentum_buffer"}  # tensors of an optimizer with the shapes of the parameters

@@ -11,10 +11,10 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info
 
+from uvit_decay.files.writing import Claimed, claim_paths, remove_remains
 from uvit_decay.runs.history import CHECKPOINTS, CONFIG, HISTORIES, METRICS, NUMBERED, list_run_folders, run_of
 from uvit_decay.runs.lightning_private import has_version
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import Claimed, claim_paths, remove_remains
+from uvit_decay.terminal.errors import UserError
 
 LAUNCHES = "launches.jsonl"
 RUN_FILES = (CONFIG, LAUNCHES, METRICS, *HISTORIES)  # a run may begin with them; each marks a run folder

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from uvit_decay.runtime.errors import UserError, explain
-from uvit_decay.runtime.files import replacing
-from uvit_decay.runtime.validation import as_type, parse, read_text
+from uvit_decay.files.validation import as_type, parse, read_text
+from uvit_decay.files.writing import replacing
+from uvit_decay.terminal.errors import UserError, explain
 
 PROBES = "probes.jsonl"
 GENERATION = "generation.jsonl"

@@ -20,14 +20,14 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import SaveConfigCallback
 
+from uvit_decay.files.validation import as_type, parse, read_text
+from uvit_decay.files.writing import claim_paths, replacing
 from uvit_decay.runs.folder import LAUNCHES, RUN_FILES, remove_partial_checkpoints, run_folder
 from uvit_decay.runs.history import CHECKPOINTS, CONFIG
 from uvit_decay.runs.loggers import continue_records, guard, list_versions
 from uvit_decay.runs.resumable import Resumable, Start
 from uvit_decay.runs.settings import compare_settings
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import claim_paths, replacing
-from uvit_decay.runtime.validation import as_type, parse, read_text
+from uvit_decay.terminal.errors import UserError
 
 LARGEST = 2**26  # maximum bytes of launches.jsonl
 

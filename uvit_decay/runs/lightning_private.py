@@ -13,8 +13,8 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, Wand
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.utilities import rank_zero_only
 
+from uvit_decay.files.writing import replacing
 from uvit_decay.runs.history import read_rows
-from uvit_decay.runtime.files import replacing
 
 
 def log_interrupted_step(trainer: Trainer) -> None:

@@ -12,12 +12,12 @@ from lightning.pytorch.loggers.csv_logs import CSVLogger
 from lightning.pytorch.loggers.logger import rank_zero_experiment
 from lightning.pytorch.utilities import rank_zero_only
 
+from uvit_decay.files.writing import LOCK, check_writable, list_missing, writing
 from uvit_decay.runs.folder import RUN_FILES
 from uvit_decay.runs.history import METRICS
 from uvit_decay.runs.lightning_private import keep_rows
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import LOCK, check_writable, list_missing, writing
-from uvit_decay.runtime.typed import check_types
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.typed import check_types
 
 
 @check_types

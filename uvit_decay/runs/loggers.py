@@ -18,7 +18,7 @@ from PIL import Image
 from uvit_decay.runs.folder import makes_folders, read_version
 from uvit_decay.runs.lightning_private import hide_later_steps, keep_rows, set_record
 from uvit_decay.runs.log import RunLogger
-from uvit_decay.runtime.errors import UserError, one_line
+from uvit_decay.terminal.errors import UserError, one_line
 
 # Methods that Lightning calls during a run and at its end.
 GUARDED = ("log_metrics", "save", "finalize")

@@ -19,7 +19,7 @@ from uvit_decay.runs.folder import find_previous_run, run_folder
 from uvit_decay.runs.history import HISTORIES, METRICS
 from uvit_decay.runs.lightning_private import count_global_batches, keep_rows, restore_counters
 from uvit_decay.runs.resumable import Resumable
-from uvit_decay.runtime.errors import RunEnded, UserError, explain
+from uvit_decay.terminal.errors import RunEnded, UserError, explain
 
 
 @runtime_checkable

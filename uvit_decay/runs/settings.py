@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from uvit_decay.runtime.instantiate import current_path
-from uvit_decay.runtime.validation import flat
+from uvit_decay.files.instantiate import current_path
+from uvit_decay.files.validation import flat
 
 Settings = Mapping[str, Any]  # values by flag without dashes: {"model.optim.lr": 1e-4}
 

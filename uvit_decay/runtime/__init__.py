@@ -1,11 +1,7 @@
-"""What all subpackages stand on: errors, files, processes, random numbers, precision."""
+"""Numerics and processes: random numbers, precision, optimizers, threads, signals, several processes."""
 
-from uvit_decay.runtime.program import lazy
+from uvit_decay.terminal.program import lazy
 
-MODULES = {
-    "UserError": "errors",
-    "RunEnded": "errors",
-    "Processes": "distributed",
-}
+MODULES = {"Processes": "distributed"}
 __all__ = list(MODULES)
 __getattr__, __dir__ = lazy(__name__, MODULES)

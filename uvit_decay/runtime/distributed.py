@@ -23,11 +23,11 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from uvit_decay.files.download import checksum
+from uvit_decay.files.writing import writing
 from uvit_decay.runtime.concurrency import keep_freed_memory
-from uvit_decay.runtime.download import checksum
-from uvit_decay.runtime.errors import UserError, explain, one_line
-from uvit_decay.runtime.files import writing
-from uvit_decay.runtime.program import check_launcher_variables
+from uvit_decay.terminal.errors import UserError, explain, one_line
+from uvit_decay.terminal.program import check_launcher_variables
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")

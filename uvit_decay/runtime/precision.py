@@ -13,7 +13,7 @@ from typing import Literal
 
 import torch
 
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.terminal.errors import UserError
 
 Precision = Literal["float32", "tf32", "bf16"]
 FLOAT16 = "16-mixed"  # of a trainer: float32 weights, computation in float16, and a scaled loss

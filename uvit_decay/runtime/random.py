@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from uvit_decay.runtime.errors import UserError, check_whole
+from uvit_decay.terminal.errors import UserError, check_whole
 
 ROWS, ROW = 2**40, 2**24  # rows of a key, and numbers of a row
 RowNumbers = Sequence[int] | Tensor | np.ndarray  # numbers of rows, or labels

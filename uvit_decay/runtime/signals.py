@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from uvit_decay.runtime.errors import Preempted, Terminated
+from uvit_decay.terminal.errors import Preempted, Terminated
 
 Handler = Callable[[int, FrameType | None], None]
 

@@ -1,6 +1,6 @@
 """LightningModules that join a network and data for training, and auxiliary losses for them."""
 
-from uvit_decay.runtime.program import lazy
+from uvit_decay.terminal.program import lazy
 
 MODULES = {
     "AuxiliaryLoss": "losses.auxiliary",

@@ -45,15 +45,14 @@ from uvit_decay.data.classes import class_hash
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.diffusion.sampling import Sampling
+from uvit_decay.files.instantiate import Spec
+from uvit_decay.files.validation import check_compile
 from uvit_decay.nn.base import check_attributes
 from uvit_decay.runs.counters import log_short_run, run_length
 from uvit_decay.runs.restore import restore_run
 from uvit_decay.runs.resumable import Start
 from uvit_decay.runs.settings import Settings
-from uvit_decay.runtime.errors import UserError, check_whole
-from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.runtime.precision import check_training_precision
-from uvit_decay.runtime.validation import check_compile
 from uvit_decay.tasks.finite import LossGuard, ValidationLoss, check_finite
 from uvit_decay.tasks.init_from import adapt, read_initial
 from uvit_decay.tasks.loader_data import LoaderData, check_match
@@ -67,6 +66,7 @@ from uvit_decay.tasks.parallel.compilation import compile_net
 from uvit_decay.tasks.parallel.ddp import check_gradients
 from uvit_decay.tasks.parallel.sharding import Sharded, average_gradients, original_class
 from uvit_decay.tasks.utilisation import Utilisation
+from uvit_decay.terminal.errors import UserError, check_whole
 
 AUTO = "auto"
 

@@ -18,12 +18,12 @@ from uvit_decay.checkpoint.options import Weights
 from uvit_decay.data.augment import global_seeds
 from uvit_decay.data.batches import Batch
 from uvit_decay.nn.vit import ViT
-from uvit_decay.runtime.errors import UserError, require_shape
 from uvit_decay.runtime.random import generator, uniform
-from uvit_decay.runtime.typed import Share, Within, check_types
 from uvit_decay.tasks.base import AUTO, Optimization, Task
 from uvit_decay.tasks.init_from import Classifier, head_module
 from uvit_decay.tasks.loader_data import LoaderData
+from uvit_decay.terminal.errors import UserError, require_shape
+from uvit_decay.terminal.typed import Share, Within, check_types
 
 
 @check_types

@@ -25,14 +25,14 @@ from uvit_decay.diffusion.prediction import (
     training_times,
 )
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
+from uvit_decay.files.instantiate import Spec
 from uvit_decay.nn.resnet import ResNet
 from uvit_decay.nn.vit import Encoder
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.runtime.random import normal, uniform
-from uvit_decay.runtime.typed import Share, check_types
 from uvit_decay.tasks.base import AUTO, Optimization, Task
 from uvit_decay.tasks.losses.auxiliary import AuxiliaryLoss
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.typed import Share, check_types
 
 
 @check_types

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from uvit_decay.checkpoint.io import weights_file
+from uvit_decay.files.download import checksum
+from uvit_decay.files.writing import at_home
 from uvit_decay.generation.options import TIMM
 from uvit_decay.runs.settings import DECIDES, SHA256, Settings, find_effect
-from uvit_decay.runtime.download import checksum
-from uvit_decay.runtime.errors import explain
-from uvit_decay.runtime.files import at_home
-from uvit_decay.runtime.program import find_bundled
+from uvit_decay.terminal.errors import explain
+from uvit_decay.terminal.program import find_bundled
 
 
 def digest_files(settings: Settings) -> dict[str, str]:

@@ -10,9 +10,9 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks.optim.options import Optimization
 from uvit_decay.tasks.parallel.sharding import local_shard
+from uvit_decay.terminal.errors import UserError
 
 NEVER = 2**62  # a step that is never reached
 GROWN = 10  # a validation loss that is more than this many times the least one so far is remarked on

@@ -18,12 +18,12 @@ from uvit_decay.checkpoint.io import StoredModel, is_folder, read
 from uvit_decay.data.classes import synonyms
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.decay.table import NAMES
+from uvit_decay.files.instantiate import Spec
 from uvit_decay.nn.base import DataLayers, HasDataLayers
 from uvit_decay.nn.embed import resize_positions
 from uvit_decay.runs.compatibility import check_data, compare_specs
 from uvit_decay.runs.settings import Change, explain_refusal
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.instantiate import Spec
+from uvit_decay.terminal.errors import UserError
 
 # Arguments of networks that encoders share; of a classifier image_size, num_classes and the last norm may differ.
 SHARED = ("patch_size", "channels", "dim", "depth", "heads", "mlp_ratio", "width", "stem", "pixels")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from uvit_decay.data.batches import Batch
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.pictures import to_float, to_uint8
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.terminal.errors import UserError
 
 MOST = 2.0  # of images without negative values: [0, 1], and a margin for those that were resized
 WANTED = "pass a DataLoader of (images, labels), or a data module of uvit_decay.data"

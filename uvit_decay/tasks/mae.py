@@ -9,9 +9,9 @@ from torch import Tensor
 from uvit_decay.data.batches import Batch
 from uvit_decay.nn.mae import MAE, visible_patches
 from uvit_decay.runtime.random import uniform
-from uvit_decay.runtime.typed import check_types
 from uvit_decay.tasks.base import AUTO, Optimization, Task
 from uvit_decay.tasks.losses.auxiliary import AuxiliaryLoss
+from uvit_decay.terminal.typed import check_types
 
 
 @check_types

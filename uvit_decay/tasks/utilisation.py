@@ -19,9 +19,9 @@ from torch.distributed.fsdp import FSDPModule
 from torch.func import functional_call
 
 from uvit_decay.data.batches import Batch
-from uvit_decay.runtime.errors import one_line
 from uvit_decay.runtime.precision import FLOAT16
 from uvit_decay.tasks.parallel.sharding import skeleton
+from uvit_decay.terminal.errors import one_line
 
 try:
     import resource

@@ -5,7 +5,7 @@ from conftest import train
 from refusals import find_line, refused
 
 from uvit_decay.commands.train.flags import find_flag
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.terminal.errors import UserError
 
 CONFIG = {
     "seed_everything": 0,

@@ -21,10 +21,10 @@ from uvit_decay.data import Digits
 from uvit_decay.data.batches import Batch
 from uvit_decay.latents.space import LatentSpace
 from uvit_decay.nn import UViT
-from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks import REPA, DiffusionTask, DispersiveLoss, LayerSync
 from uvit_decay.tasks.losses.layersync import default_pair
 from uvit_decay.tasks.losses.repa import ConvProjector, open_teacher, resize_grid
+from uvit_decay.terminal.errors import UserError
 
 BATCH = Batch(torch.zeros(6, 1, 8, 8), torch.zeros(6, dtype=torch.int64), 0, 0, 6)
 

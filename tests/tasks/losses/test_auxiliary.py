@@ -16,9 +16,9 @@ from uvit_decay.checkpoint import load
 from uvit_decay.data import Digits
 from uvit_decay.diffusion.noise_path import Linear
 from uvit_decay.nn import SiT
-from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks import AuxiliaryLoss
 from uvit_decay.tasks.parallel.sharding import Sharded
+from uvit_decay.terminal.errors import UserError
 
 
 class Norm(AuxiliaryLoss):

@@ -17,16 +17,16 @@ from uvit_decay.checkpoint.options import PathName, Weights
 from uvit_decay.diffusion.noise_path import GVP, VP, DDPMLinear, Linear, NoisePath, SDDiscrete
 from uvit_decay.diffusion.prediction import Prediction
 from uvit_decay.diffusion.sampling import Sampling
+from uvit_decay.files.instantiate import Spec
+from uvit_decay.files.tensor_files import mismatch
+from uvit_decay.files.validation import as_type
 from uvit_decay.latents.autoencoder_files import absolute_name
 from uvit_decay.latents.space import LatentSpace
 from uvit_decay.nn.mae import MAE
 from uvit_decay.nn.sit import SiT
 from uvit_decay.nn.uvit import UViT
 from uvit_decay.nn.vit import ViT
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.instantiate import Spec
-from uvit_decay.runtime.tensor_files import mismatch
-from uvit_decay.runtime.validation import as_type
+from uvit_decay.terminal.errors import UserError
 
 PATHS: dict[PathName, NoisePath] = {
     "linear": Linear(),

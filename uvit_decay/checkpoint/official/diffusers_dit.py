@@ -20,11 +20,11 @@ from torch import Tensor
 from uvit_decay.checkpoint.official import sit
 from uvit_decay.checkpoint.official.common import RecognisedModel, StateDict
 from uvit_decay.checkpoint.options import ImportOptions
+from uvit_decay.files.diffusers_files import NAME, find_weights
+from uvit_decay.files.validation import as_type, read_json
+from uvit_decay.files.writing import quote_path
 from uvit_decay.nn.embed import sincos_positions
-from uvit_decay.runtime.diffusers_files import NAME, find_weights
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import quote_path
-from uvit_decay.runtime.validation import as_type, read_json
+from uvit_decay.terminal.errors import UserError
 
 CONFIG = "config.json"
 INDEX = "model_index.json"

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from uvit_decay.checkpoint.official.common import read_arguments
 from uvit_decay.checkpoint.options import Weights
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.wrapped_names import strip_wrappers
+from uvit_decay.files.wrapped_names import strip_wrappers
+from uvit_decay.terminal.errors import UserError
 
 ENTRIES: dict[Weights, tuple[str, ...]] = {
     "ema": ("ema", "model_ema", "state_dict_ema"),  # of SiT and REPA; of DeiT; of timm

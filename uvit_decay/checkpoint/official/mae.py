@@ -18,11 +18,11 @@ from torch import Tensor
 
 from uvit_decay.checkpoint.official.common import RecognisedModel, StateDict, build_on_meta
 from uvit_decay.checkpoint.options import ImportOptions
+from uvit_decay.files.validation import as_type
 from uvit_decay.nn.mae import MAE
 from uvit_decay.nn.sizes import VIT_SIZES
 from uvit_decay.nn.vit import ViT
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.validation import as_type
+from uvit_decay.terminal.errors import UserError
 
 ENTRY = "model"  # key of the state_dict in a file
 DECAY = "min_decay"  # name of alpha_min among the authors' arguments

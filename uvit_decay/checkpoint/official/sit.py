@@ -30,7 +30,7 @@ from uvit_decay.diffusion.protocols import protocol_sampling
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
 from uvit_decay.nn.sit import SiT
 from uvit_decay.nn.sizes import SIT_SIZES
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.terminal.errors import UserError
 
 ARGUMENTS: dict[str, tuple[str, dict[str, str]]] = {  # argument of a training run: (option, its values)
     # "linear", "cosine" and "v" are REPA's, see `repa.py`.

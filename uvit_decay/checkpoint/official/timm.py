@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from uvit_decay import decay
 from uvit_decay.nn.mae import MAE
 from uvit_decay.nn.vit import DECAY, ViT
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.terminal.errors import UserError
 
 # Prefixes of an encoder's weights; an MAE's decoder has others.
 PARTS = ("cls_token", "pos_embed", "patch_embed.", "blocks.", "norm.", "fc_norm.", "head.")

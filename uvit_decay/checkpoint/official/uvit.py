@@ -16,7 +16,7 @@ from uvit_decay.diffusion.protocols import SAMPLING_PROTOCOLS
 from uvit_decay.diffusion.sampling import DiffusionModel
 from uvit_decay.nn.sizes import UVIT_SIZES
 from uvit_decay.nn.uvit import UViT
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.terminal.errors import UserError
 
 NULL_LABELLED = (1001, 101, 11)  # rows of label tables with a null label: ImageNet, ImageNet-100, CIFAR-10
 

@@ -29,9 +29,10 @@ from collections.abc import Sequence
 
 from uvit_decay.commands.train.help import ABOUT, SUBCOMMANDS, format_fit_help
 from uvit_decay.commands.train.words import CONFIG_FLAGS, list_given, names_other_data
-from uvit_decay.runtime.command_line import respell
-from uvit_decay.runtime.errors import UserError, user_errors
-from uvit_decay.runtime.program import (
+from uvit_decay.runtime.signals import stoppable
+from uvit_decay.terminal.command_line import respell
+from uvit_decay.terminal.errors import UserError, user_errors
+from uvit_decay.terminal.program import (
     DEFAULT_CONFIG,
     PICTURES_CONFIG,
     check_launcher_variables,
@@ -39,8 +40,7 @@ from uvit_decay.runtime.program import (
     localise,
     quiet_libraries,
 )
-from uvit_decay.runtime.signals import stoppable
-from uvit_decay.runtime.suggestions import did_you_mean
+from uvit_decay.terminal.suggestions import did_you_mean
 
 DOCTOR = "doctor"
 HELP = {"-h", "--help"}

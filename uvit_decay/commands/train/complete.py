@@ -23,16 +23,16 @@ from uvit_decay.data.labels import AUTO, FOLDERS
 from uvit_decay.data.listing import list_images
 from uvit_decay.data.splits import are_parts
 from uvit_decay.decay import DEPTH_ATTENTION, SHORTCUTS
+from uvit_decay.files.instantiate import Spec, build
+from uvit_decay.files.writing import at_home
 from uvit_decay.latents import manifest
 from uvit_decay.latents.module import Latents
 from uvit_decay.runs.checkpoints import NAMES, Checkpoints, find_before
 from uvit_decay.runs.history import list_run_folders
 from uvit_decay.runs.settings import resolve_class
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import at_home
-from uvit_decay.runtime.instantiate import Spec, build
-from uvit_decay.runtime.program import find_bundled
 from uvit_decay.tasks.init_from import find_misfits, read_weights
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.program import find_bundled
 
 GENERAL = ("train", "images", "data")  # names of folders that do not name the data
 ARCHIVES = (".zip", ".tar")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from traceback import walk_tb
 from typing import Any, NamedTuple
 
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.terminal.errors import UserError
 
 
 class Setting(NamedTuple):

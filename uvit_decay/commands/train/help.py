@@ -3,7 +3,7 @@
 import re
 import textwrap
 
-from uvit_decay.runtime.program import CONFIGS, find_bundled, localise
+from uvit_decay.terminal.program import CONFIGS, find_bundled, localise
 
 WIDTH = 120
 

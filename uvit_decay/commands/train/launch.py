@@ -32,6 +32,9 @@ from uvit_decay.commands.train.parser import TrainParser, check_nodes, check_val
 from uvit_decay.commands.train.words import Given, list_given
 from uvit_decay.data import ImageData
 from uvit_decay.doctor import Plan
+from uvit_decay.files.instantiate import Trusted
+from uvit_decay.files.validation import YAML_LOADER, flat
+from uvit_decay.files.writing import check_writable
 from uvit_decay.nn import ImageNetwork  # noqa: F401  imports all networks, for the same reason
 from uvit_decay.runs.checkpoints import (
     AUTO,
@@ -50,18 +53,15 @@ from uvit_decay.runs.log import RunFolder
 from uvit_decay.runs.resumable import Start
 from uvit_decay.runs.resume import resume
 from uvit_decay.runs.settings import Settings
-from uvit_decay.runtime.command_line import Parser as OneLineParser
 from uvit_decay.runtime.concurrency import keep_freed_memory
 from uvit_decay.runtime.distributed import destroy_group, others_needed
-from uvit_decay.runtime.errors import RunEnded, UserError, explain, name_flags, one_line
-from uvit_decay.runtime.files import check_writable
-from uvit_decay.runtime.instantiate import Trusted
 from uvit_decay.runtime.precision import FLOAT16, trains_in_bf16
-from uvit_decay.runtime.validation import YAML_LOADER, flat
 from uvit_decay.tasks import Task
 from uvit_decay.tasks.file_digests import digest_files
 from uvit_decay.tasks.parallel.ddp import register_ddp
 from uvit_decay.tasks.parallel.sharding import Sharded
+from uvit_decay.terminal.command_line import Parser as OneLineParser
+from uvit_decay.terminal.errors import RunEnded, UserError, explain, name_flags, one_line
 
 # Prefixes of the settings that are stored in a checkpoint and compared on resumption.
 EXPERIMENT = ("seed_everything", "model.", "data.", "trainer.")

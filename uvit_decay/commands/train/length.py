@@ -20,10 +20,10 @@ from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.doctor import Plan
 from uvit_decay.doctor.rehearsal import FORWARD, MOST, PRACTICE, Rehearsal, copy_for_practice, rehearse
 from uvit_decay.doctor.report import duration
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.program import localise
-from uvit_decay.runtime.progress import track
 from uvit_decay.tasks import Task
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.program import localise
+from uvit_decay.terminal.progress import track
 
 MEASURING = 0.05  # share of the time that the measurement may take
 RESERVE = 0.03  # share of the time for checkpoints, pictures and the end of the program

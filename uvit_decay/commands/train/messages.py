@@ -9,7 +9,7 @@ from argparse import Action
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, get_args
 
-from uvit_decay.runtime.suggestions import did_you_mean
+from uvit_decay.terminal.suggestions import did_you_mean
 
 NAMEABLE = ("uvit_decay", "lightning", "torch.nn", "torch.optim")  # packages that a configuration may name
 DENIED = re.compile(r"Importing '([\w.]+)' is not allowed")

@@ -21,11 +21,11 @@ from uvit_decay import diffusion
 from uvit_decay.commands.train.help import FIT_FLAGS
 from uvit_decay.commands.train.messages import NAMEABLE, PRECISIONS, TAKEN, describe_error
 from uvit_decay.commands.train.words import CONFIG_FLAGS, check_config
+from uvit_decay.files.instantiate import GONE, NOT_NULL, current_path
+from uvit_decay.files.validation import YAML_LOADER, parse, read_text
 from uvit_decay.runtime.distributed import BY_HAND, find_launcher
-from uvit_decay.runtime.errors import MOST_SEED, UserError, check_numbers, check_whole, explain
-from uvit_decay.runtime.instantiate import GONE, NOT_NULL, current_path
 from uvit_decay.runtime.precision import FLOAT16
-from uvit_decay.runtime.validation import YAML_LOADER, parse, read_text
+from uvit_decay.terminal.errors import MOST_SEED, UserError, check_numbers, check_whole, explain
 
 CALLERS = "lightning.pytorch.callbacks.lambda_function"  # its class calls any function that it is given
 YAML = get_loader("yaml")

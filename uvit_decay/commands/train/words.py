@@ -12,9 +12,9 @@ from typing import Any
 import yaml
 
 from uvit_decay.commands.train.help import list_configs
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.program import find_config
-from uvit_decay.runtime.validation import YAML_LOADER, flat
+from uvit_decay.files.validation import YAML_LOADER, flat
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.program import find_config
 
 CONFIG_FLAGS = ("-c", "--config")
 PLAIN = re.compile(r"[\w./][\w./-]*")  # a value that is not quoted

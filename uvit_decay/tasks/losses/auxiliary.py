@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from uvit_decay.data.batches import Batch
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.nn.intermediates import HasIntermediates, layer_indices
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.typed import Within, check_types
 from uvit_decay.tasks.loader_data import LoaderData
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.typed import Within, check_types
 
 PREFIX = "train/aux/"  # of names in logs
 LAYERS = "layers"  # argument of a network's forward, with which it also returns states

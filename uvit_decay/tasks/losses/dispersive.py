@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from uvit_decay.data.batches import Batch
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.nn.intermediates import layer_indices
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.typed import Within, check_types
 from uvit_decay.tasks.loader_data import LoaderData
 from uvit_decay.tasks.losses.auxiliary import AuxiliaryLoss
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.typed import Within, check_types
 
 Version = Literal["jax", "pytorch"]
 Length = Literal["kept", "free"]

@@ -9,9 +9,9 @@ from torch.nn.functional import normalize
 
 from uvit_decay.data.batches import Batch
 from uvit_decay.nn.intermediates import layer_indices
-from uvit_decay.runtime.errors import UserError, require_shape
-from uvit_decay.runtime.typed import check_types
 from uvit_decay.tasks.losses.auxiliary import AuxiliaryLoss
+from uvit_decay.terminal.errors import UserError, require_shape
+from uvit_decay.terminal.typed import check_types
 
 # Number of blocks -> student and reference block of the paper, counted from 1.
 PUBLISHED = {28: (8, 16), 24: (8, 18)}

@@ -18,10 +18,10 @@ from uvit_decay.encoders.networks import ProbedNetwork, final_norm, fit_pictures
 from uvit_decay.generation.options import LoadingOptions
 from uvit_decay.nn.intermediates import layer_indices
 from uvit_decay.nn.mae import MAE
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.typed import Needs, Positive, Share, check_types
 from uvit_decay.tasks.loader_data import LoaderData
 from uvit_decay.tasks.losses.auxiliary import AuxiliaryLoss
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.typed import Needs, Positive, Share, check_types
 
 ProjectorKind = Literal["mlp", "conv"]
 WEIGHT = 0.5  # of the authors of REPA

@@ -13,12 +13,12 @@ from torch.optim import Optimizer
 
 from uvit_decay.nn.base import Residual
 from uvit_decay.runs.settings import ALTERNATIVES
-from uvit_decay.runtime.errors import UserError, check_numbers
 from uvit_decay.runtime.optimizers import MUON
-from uvit_decay.runtime.typed import Needs, Positive, Within, check_types
 from uvit_decay.tasks.optim.rate_over_gain import RateFactors, RowSteps, rate_factors
 from uvit_decay.tasks.optim.schedule import Annealing, anneal
 from uvit_decay.tasks.optim.table import FLAG, OPTIMIZERS, build_class
+from uvit_decay.terminal.errors import UserError, check_numbers
+from uvit_decay.terminal.typed import Needs, Positive, Within, check_types
 
 DecayOn = Literal["all", "matrices", "layers"]
 EMBEDDINGS = ("pos_embed", "cls_token")  # without weight decay in fine-tuning (MAE's code)

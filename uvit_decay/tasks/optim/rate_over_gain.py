@@ -28,8 +28,8 @@ from torch.optim import Optimizer
 
 from uvit_decay.nn.base import DecayedNet
 from uvit_decay.nn.resnet import ResNet
-from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks.parallel.sharding import local_shard, shard_like
+from uvit_decay.terminal.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,12 @@ from lightning.pytorch.plugins import MixedPrecision
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.precision import FLOAT16
 from uvit_decay.tasks.finite import KEPT
 from uvit_decay.tasks.optim.options import Optimization
 from uvit_decay.tasks.optim.table import ARGUMENTS
 from uvit_decay.tasks.parallel.sharding import Sharded
+from uvit_decay.terminal.errors import UserError
 
 MIXED = "MixedPrecision"  # Lightning's name of the state of a gradient scaler
 SKIPPED, IN_A_ROW = "skipped_steps", "skipped_in_a_row"  # names of the counts in checkpoints

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch.optim import SGD, AdamW, Optimizer
 
-from uvit_decay.runtime.errors import UserError, explain
 from uvit_decay.runtime.optimizers import LARS, Muon
+from uvit_decay.terminal.errors import UserError, explain
 
 Groups = Sequence[dict[str, Any]]  # parameters with their lr and weight_decay
 FLAG, ARGUMENTS = "--model.optim.optimizer", "--model.optim.arguments"

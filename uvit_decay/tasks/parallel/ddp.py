@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from uvit_decay.runtime.distributed import TRAINING, Processes, choose_interface
-from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks.own_parameters import own_parameters
+from uvit_decay.terminal.errors import UserError
 
 UNUSED = re.compile(r"indices which did not receive grad for rank \d+: (\d+)")  # in a message of DDP's reducer
 PLACES = {"data.path", "data.test_path"}  # settings that may differ between nodes with copies of the images

@@ -20,9 +20,9 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from uvit_decay.nn.intermediates import layer_blocks
-from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks.own_parameters import own_tensors
 from uvit_decay.tasks.parallel.ddp import Replicated, explain_missing_gradient
+from uvit_decay.terminal.errors import UserError
 
 
 class Sharded(Replicated):

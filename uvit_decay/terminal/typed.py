@@ -21,7 +21,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from uvit_decay.runtime.errors import MOST_SEED, UserError, check_numbers, check_whole
+from uvit_decay.terminal.errors import MOST_SEED, UserError, check_numbers, check_whole
 
 Public = TypeVar("Public", bound=Callable[..., Any])
 PARAMETER = re.compile(r"^\w+ [\w.<>]*?(\w+)(?:\.__init__)?\(\) parameter (\w+)=")  # the beginning of its messages

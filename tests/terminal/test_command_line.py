@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 import pytest
 from refusals import raises_user_error
 
-from uvit_decay.runtime.command_line import parse, respell, run
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.typed import Bounds, check_types
+from uvit_decay.terminal.command_line import parse, respell, run
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.typed import Bounds, check_types
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import torch
 from refusals import raises_user_error
 from safetensors.torch import save_file
 
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.tensor_files import load_tensors, load_weights, save_tensors
+from uvit_decay.files.tensor_files import load_tensors, load_weights, save_tensors
+from uvit_decay.terminal.errors import UserError
 
 TENSORS = {
     "scalar": torch.tensor(3.5),

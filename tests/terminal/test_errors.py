@@ -8,7 +8,7 @@ from math import inf, nan
 import pytest
 from refusals import raises_user_error
 
-from uvit_decay.runtime.errors import LONGEST, UserError, check_numbers, explain, user_errors
+from uvit_decay.terminal.errors import LONGEST, UserError, check_numbers, explain, user_errors
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.tensor_files import check_weights, load_any
-from uvit_decay.runtime.validation import as_type, read_json
+from uvit_decay.files.tensor_files import check_weights, load_any
+from uvit_decay.files.validation import as_type, read_json
+from uvit_decay.terminal.errors import UserError
 
 NAME = "diffusion_pytorch_model"
 # As `save_pretrained` names them: NAME.fp16.safetensors, and NAME.safetensors.index.fp16.json beside the shards.

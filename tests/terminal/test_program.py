@@ -8,8 +8,8 @@ from conftest import ROOT
 from refusals import raises_user_error
 
 from uvit_decay.checkpoint import load
-from uvit_decay.runtime import program
-from uvit_decay.runtime.program import find_bundled, find_config, localise, or_bundled
+from uvit_decay.terminal import program
+from uvit_decay.terminal.program import find_bundled, find_config, localise, or_bundled
 
 TEXT = (
     "python train.py fit; torchrun --nproc_per_node 8 -- evaluate.py probe; accelerate launch \\\n    sample.py --num 4"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from os.path import commonprefix
 from typing import Any
 
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.terminal.errors import UserError
 
 # Parts that torch.compile, FSDP and activation checkpointing put before the names of each module that they wrap.
 MARKS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})

@@ -10,8 +10,8 @@ import pytest
 
 from uvit_decay.commands.compare import compare
 from uvit_decay.compare.layers import ChosenProbes
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.progress import INTERVAL, print_line, track
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.progress import INTERVAL, print_line, track
 
 SHORT = 0.05  # seconds between lines
 
@@ -83,7 +83,7 @@ def test_quick_work_has_no_lines(capsys, every):
 
 
 def test_hidden_work_has_no_lines_nor_has_the_work_within(capsys, monkeypatch):
-    monkeypatch.setattr("uvit_decay.runtime.progress.terminal_width", lambda: 120)
+    monkeypatch.setattr("uvit_decay.terminal.progress.terminal_width", lambda: 120)
     with track("another process", shown=False, every=SHORT), track("within", 2, "image") as work:
         print_line(work)
         time.sleep(0.1)

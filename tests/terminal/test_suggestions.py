@@ -2,7 +2,7 @@
 
 import pytest
 
-from uvit_decay.runtime.suggestions import closest, did_you_mean
+from uvit_decay.terminal.suggestions import closest, did_you_mean
 
 TRAIN = ("--config", "--model.optim.lr", "--data.batch_size", "--data.image_size", "--model.net.image_size")
 SAMPLE = ("--ckpt", "--num", "-n", "--out", "--guidance", "--steps", "--batch-size", "--weights")

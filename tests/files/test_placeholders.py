@@ -13,11 +13,11 @@ from uvit_decay.checkpoint import load
 from uvit_decay.data.decoding import open_image
 from uvit_decay.data.listing import list_images
 from uvit_decay.evaluation import npz
+from uvit_decay.files.download import verify
+from uvit_decay.files.tensor_files import load_pickle, load_tensors
+from uvit_decay.files.validation import read_json
+from uvit_decay.files.writing import check_content
 from uvit_decay.latents.autoencoder import Autoencoder
-from uvit_decay.runtime.download import verify
-from uvit_decay.runtime.files import check_content
-from uvit_decay.runtime.tensor_files import load_pickle, load_tensors
-from uvit_decay.runtime.validation import read_json
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:%s\nsize 12345\n" % (b"4d7a" * 16)
 FIRST_POINTER = POINTER.replace(b"git-lfs.github.com", b"hawser.github.com")

@@ -34,10 +34,10 @@ from functools import partial
 from types import NoneType
 from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
-from uvit_decay.runtime.errors import UserError, name_flags, user_errors
-from uvit_decay.runtime.program import check_launcher_variables, localise, quiet_libraries
-from uvit_decay.runtime.suggestions import did_you_mean
-from uvit_decay.runtime.typed import check_ranges, split_hint
+from uvit_decay.terminal.errors import UserError, name_flags, user_errors
+from uvit_decay.terminal.program import check_launcher_variables, localise, quiet_libraries
+from uvit_decay.terminal.suggestions import did_you_mean
+from uvit_decay.terminal.typed import check_ranges, split_hint
 
 ENTRY = re.compile(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)  # of the section Args: of a docstring
 UNKNOWN = re.compile(r"unrecognized arguments: ([^\s=]+)")

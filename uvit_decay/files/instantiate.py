@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from uvit_decay.runtime.errors import UserError, explain
-from uvit_decay.runtime.validation import as_type
+from uvit_decay.files.validation import as_type
+from uvit_decay.terminal.errors import UserError, explain
 
 # Modules whose classes are elsewhere since commit ac8466d5: files may name them by these paths -> where they are now.
 FORMER = {

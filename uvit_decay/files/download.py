@@ -18,9 +18,9 @@ from typing import Literal
 
 from filelock import FileLock
 
-from uvit_decay.runtime.errors import UserError, explain
-from uvit_decay.runtime.files import check_file, writing
-from uvit_decay.runtime.progress import terminal_width, track
+from uvit_decay.files.writing import check_file, writing
+from uvit_decay.terminal.errors import UserError, explain
+from uvit_decay.terminal.progress import terminal_width, track
 
 Algorithm = Literal["md5", "sha256"]
 

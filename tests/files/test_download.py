@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from refusals import raises_user_error
 
-from uvit_decay.runtime.download import checksum, download, verify
+from uvit_decay.files.download import checksum, download, verify
 
 CONTENT = np.random.default_rng(0).bytes(1_000_001)
 SHA256 = hashlib.sha256(CONTENT).hexdigest()

@@ -13,8 +13,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
-from uvit_decay.runtime.errors import UserError, check_choice, explain
-from uvit_decay.runtime.files import PAGE, check_content, replacing
+from uvit_decay.files.writing import PAGE, check_content, replacing
+from uvit_decay.terminal.errors import UserError, check_choice, explain
 
 MOST_VALUES = 200_000  # far beyond any file of this project, as is the next one
 DEEPEST = 50  # levels

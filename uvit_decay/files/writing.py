@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from filelock import FileLock, Timeout
 
-from uvit_decay.runtime.errors import UserError, one_line
+from uvit_decay.terminal.errors import UserError, one_line
 
 LOCK = ".lock"  # in a claimed folder
 # Placeholders that stand in place of a file: a Git LFS pointer, or the web page of a failed download.

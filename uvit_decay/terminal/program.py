@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.terminal.errors import UserError
 
 PROGRAM = "uvit-decay"
 MODULE = "uvit_decay"  # python -m uvit_decay, for launchers

@@ -23,10 +23,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from uvit_decay.runtime.errors import UserError, explain, one_line
-from uvit_decay.runtime.files import PAGE, check_content, check_file, check_is_file, replacing
-from uvit_decay.runtime.validation import as_type
-from uvit_decay.runtime.wrapped_names import strip_wrappers
+from uvit_decay.files.validation import as_type
+from uvit_decay.files.wrapped_names import strip_wrappers
+from uvit_decay.files.writing import PAGE, check_content, check_file, check_is_file, replacing
+from uvit_decay.terminal.errors import UserError, explain, one_line
 
 TENSORS, HEADER = "crc32", "header_crc32"  # a file with only one of the two is damaged
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from refusals import check_refusal, find_line, raises_user_error
 
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import check_writable, claim_paths, remove_remains, replacing
+from uvit_decay.files.writing import check_writable, claim_paths, remove_remains, replacing
+from uvit_decay.terminal.errors import UserError
 
 
 @pytest.mark.parametrize(("name", "folder"), [("out.png", False), ("a/b/out.png", False), ("a/b/out", True)])
@@ -102,8 +102,8 @@ def test_two_that_write_one_file_at_once_do_not_mix(tmp_path):
 CLAIM = """
 import sys
 from pathlib import Path
-from uvit_decay.runtime.files import claim_paths
-from uvit_decay.runtime.errors import user_errors
+from uvit_decay.files.writing import claim_paths
+from uvit_decay.terminal.errors import user_errors
 with user_errors(), claim_paths(Path(sys.argv[1])):
     print("claimed", flush=True)
     sys.stdin.read()

@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 from refusals import raises_user_error
 
-from uvit_decay.runtime.validation import as_type, read_json, read_yaml
+from uvit_decay.files.validation import as_type, read_json, read_yaml
 
 
 @dataclass(frozen=True)
