@@ -145,6 +145,8 @@ def test_a_trusted_class_is_built(exported, tmp_path, monkeypatch, part, base):
     change(exported, (part, "class_path"), f"{module}.Mine")
     with raises_user_error(f"--trust {module}.Mine"):
         load(exported)
+    with raises_user_error("`trusted`"):  # a str is not read as a sequence of letters
+        load(exported, trusted=f"{module}.Mine")
     assert type(getattr(load(exported, trusted=[f"{module}.Mine"]), part)).__name__ == "Mine"
     sample(ckpt=exported, num=1, out=tmp_path / "one.png", sampling=SamplingOptions(trust=[module], device="cpu"))
     assert (tmp_path / "one.png").exists()

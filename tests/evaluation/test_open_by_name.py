@@ -205,6 +205,15 @@ def test_test_images_beside_a_data_set_that_has_its_own_are_refused(name):
         open_data(name, "elsewhere", 8, 1)
 
 
+def test_errors_of_pictures_name_the_arguments_of_the_command(tmp_path, images):
+    for name, image in zip("ab", images, strict=False):
+        (tmp_path / name).mkdir()
+        save_pngs(tmp_path / name, [image[None]])
+    with raises_user_error("`holdout`", "`test`") as caught:  # one picture in each class: none can be held out
+        open_data(str(tmp_path), None, 16, 3)
+    assert "test_path" not in str(caught.value)
+
+
 def test_the_fingerprint_of_a_set_has_its_crop_unless_it_is_the_usual_one(forms):
     listing = list_images(forms / "folder")
     prints = []

@@ -153,7 +153,8 @@ def make_dinov2(folder: Path, sources: Sources) -> None:
 
 def read_dinov2(folder: Path, file: Path) -> Any:
     extractor = DINOv2(str(file))
-    extractor.prepare(torch.zeros(0, 3, 8, 8), torch.zeros(0), torch.device("cpu"))
+    images = torch.zeros(0, 3, 8, 8, dtype=torch.uint8)
+    extractor.prepare(images, torch.zeros(0, dtype=torch.int64), torch.device("cpu"))
     return extractor.net
 
 

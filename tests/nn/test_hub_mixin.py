@@ -67,7 +67,7 @@ def test_what_does_not_fit_is_refused(network, tmp_path, monkeypatch):
         SiT: ("skip", True),
         MAE: ("alphas", "10 branches", "8 branches"),
         ViT: ("zero_init", "None"),
-        ResNet: ("zero_init", "None"),
+        ResNet: ("depth", 7),
     }.items():
         with raises_user_error(other.__name__, tmp_path, fragments):
             other.from_pretrained(tmp_path)

@@ -60,13 +60,17 @@ def test_a_resumed_run_is_the_run_that_was_not_stopped(tmp_path, name):
 
 
 def test_a_run_that_ends_at_a_kept_checkpoint_has_a_last_one(tmp_path):
-    """As after a kill in the evaluation between the checkpoint that stays and the end."""
-    fit(tmp_path, LastCheckpoint(every_n_steps=0, keep_every_n_steps=4), max_steps=4)
-    last, kept = (tmp_path / "checkpoints" / name for name in ("last.ckpt", "step_00000004.ckpt"))
-    last.unlink()
-    callbacks = (Preview(1, 2), LastCheckpoint(every_n_steps=0, keep_every_n_steps=4))
-    fit(tmp_path, *callbacks, max_steps=4, ckpt_path=kept)
-    assert load(last).card.step == 4
+    """Also if the evaluation between the checkpoint that stays and the end fails."""
+
+    class Failing(Preview):
+        def evaluate(self, trainer, task):
+            raise RuntimeError("in the evaluation")
+
+    callbacks = (Failing(1, 4), LastCheckpoint(every_n_steps=0, keep_every_n_steps=4))
+    with pytest.raises(RuntimeError, match="in the evaluation"):
+        fit(tmp_path, *callbacks, max_steps=4)
+    for name in ("last.ckpt", "step_00000004.ckpt"):
+        assert load(tmp_path / "checkpoints" / name).card.step == 4
 
 
 def test_a_checkpoint_goes_on_only_with_its_own_classes(tmp_path):

@@ -12,7 +12,7 @@ from uvit_decay.data.folder import Images
 from uvit_decay.files.instantiate import Spec, build
 from uvit_decay.files.validation import as_type, read_yaml
 from uvit_decay.files.writing import at_home
-from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.errors import UserError, name_flags
 from uvit_decay.terminal.program import find_config
 from uvit_decay.terminal.typed import check_types
 
@@ -40,15 +40,22 @@ def open_data(name: str, test: str | None, image_size: int, channels: int, clean
             own = "has its own test images" if name in SETS else "takes them from its test_path"
             raise UserError(f"`test` {test}: {name} {own}; leave it out")
         data = build_data(name, image_size)
+        data.setup()
     elif at_home(name).exists():
-        data = _build_folder_data(name, test, image_size, channels, clean)
+        with name_flags(_name_argument):
+            data = _build_folder_data(name, test, image_size, channels, clean)
+            data.setup()
     else:
         raise UserError(f"`data` {name} does not exist: give {', '.join(SETS)}, a configuration, or class folders")
-    data.setup()
     if (data.image_size, data.channels) != (image_size, channels):
         actual = f"{data.image_size}x{data.image_size}x{data.channels}"
         raise UserError(f"{name} has {actual} images, but the network takes {image_size}x{image_size}x{channels}")
     return data
+
+
+def _name_argument(name: str, error: UserError) -> str | None:
+    """Return the argument of `open_data` for an argument of a data module, in backticks."""
+    return {"path": "`data`", "test_path": "`test`"}.get(name)
 
 
 def _build_folder_data(name: str, test: str | None, image_size: int, channels: int, clean: bool) -> ImageData:

@@ -36,7 +36,7 @@ class LoadingOptions:
 
     weights: Weights | None = None
     device: str | None = None
-    trust: Annotated[Sequence[Trusted], Advanced] = ()
+    trust: Annotated[Sequence[Trusted | str], Advanced] = ()
 
 
 @check_types

@@ -239,7 +239,7 @@ def _reading(hint: Any, parameter: inspect.Parameter, positional: bool) -> dict[
     if get_origin(hint) is tuple:
         return {"type": partial(_read_list, _flag(parameter.name), get_args(hint))}
     if get_origin(hint) is Sequence:
-        kind = get_args(hint)[0]
+        kind, _ = split_hint(get_args(hint)[0])
         return {"type": kind, "nargs": "+"} if positional else {"type": kind, "action": "append"}
     return {"type": hint}
 

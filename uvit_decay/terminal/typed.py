@@ -148,7 +148,7 @@ def _checked(call: Callable[..., Any], owner: Callable[..., Any]) -> Any:
 @cache
 def _decorator() -> Callable[[Public], Public]:
     """Return beartype's decorator; a program that only prints its help does not import beartype."""
-    from beartype import BeartypeConf, BeartypeHintOverrides, beartype
+    from beartype import BeartypeConf, FrozenDict, beartype
 
     return beartype(
         conf=BeartypeConf(
@@ -156,7 +156,7 @@ def _decorator() -> Callable[[Public], Public]:
             is_random=False,  # the same call is refused each time
             is_color=False,
             violation_param_type=WrongType,
-            hint_overrides=BeartypeHintOverrides({Sequence[str]: list[str] | tuple[str, ...]}),
+            hint_overrides=FrozenDict({Sequence[str]: list[str] | tuple[str, ...]}),
         )
     )
 
