@@ -58,8 +58,7 @@ class LastCheckpoint(Checkpoint):
 
     Args:
         every_n_steps: optimizer steps between saves; 0 saves only at the end.
-        keep_every_n_steps: optimizer steps between checkpoints that are kept as step_N.ckpt beside last.ckpt; 0 keeps
-            none.
+        keep_every_n_steps: optimizer steps between checkpoints that are kept as step_N.ckpt; 0 keeps none.
         keep_last: number of newest checkpoints to keep: last.ckpt, previous.ckpt, previous_2.ckpt and so on.
     """
 
@@ -125,10 +124,10 @@ class LastCheckpoint(Checkpoint):
         if step == self._seen_step:  # gradients are being accumulated; a checkpoint would lose them
             return
         self._seen_step = step
-        is_kept = self.keep_every_n_steps > 0 and step % self.keep_every_n_steps == 0
-        if is_kept or (self.every_n_steps and step % self.every_n_steps == 0):
+        is_end = step == trainer.estimated_stepping_batches
+        if is_end or (self.every_n_steps and step % self.every_n_steps == 0):
             self._save(trainer)
-        if is_kept:
+        if self.keep_every_n_steps and step % self.keep_every_n_steps == 0:
             self._save(trainer, f"step_{step:08d}.ckpt")
         if step % AGREE_EVERY == 0 or trainer.world_size == 1:
             self._stop_if_signalled(trainer)
