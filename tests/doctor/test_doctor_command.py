@@ -88,7 +88,8 @@ def test_a_run_with_minutes_is_examined(tmp_path, monkeypatch, capsys, more):
     flags = [*QUICK, "--trainer.max_steps=-1", "--minutes=1", *more]
     code, lines = run_doctor(monkeypatch, capsys, tmp_path, *flags)
     assert code == 0
-    assert re.search(r"\d+ steps, about 0:0\d:\d\d ", of(lines, "run")[0])
+    found = re.search(r"([\d,]+) steps, about \d+:\d\d:\d\d ", of(lines, "run")[0])
+    assert int(found[1].replace(",", "")) < 20_000  # what fits, not the default of 1,000 epochs; speeds vary
 
 
 def test_the_checkpoint_of_a_name_is_found_and_nothing_is_left_to_do_after_its_end(
