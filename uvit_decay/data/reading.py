@@ -105,7 +105,7 @@ def read(listing: Listing, decoding: Decoding, indices: Sequence[int] | None = N
 
 
 class Inspection:
-    """What is seen of images before they are converted, by several threads."""
+    """Counts of transparent images and of images with pages, taken by several threads before the conversion."""
 
     def __init__(self) -> None:
         self.seen = 0
