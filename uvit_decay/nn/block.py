@@ -17,8 +17,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from uvit_decay.decay import decayed_add
 from uvit_decay.nn.base import Rows
-from uvit_decay.nn.embed import without_autocast
 from uvit_decay.nn.long_skips import MergeWeights, merge_linear, scale_skip
+from uvit_decay.runtime.precision import without_autocast
 from uvit_decay.terminal.errors import UserError, check_choice
 
 Tokens = Float[Tensor, "b n d"]

@@ -33,7 +33,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from uvit_decay.decay import DepthAttention
-from uvit_decay.nn.embed import without_autocast
+from uvit_decay.runtime.precision import without_autocast
 
 EPSILON = 1e-6  # of the norms of sources
 

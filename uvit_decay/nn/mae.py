@@ -26,9 +26,10 @@ from uvit_decay import decay
 from uvit_decay.nn.arguments import Wiring, collect_arguments
 from uvit_decay.nn.base import DataLayers
 from uvit_decay.nn.block import NormType, build_norm
-from uvit_decay.nn.embed import Pixels, patchify, unpatchify, without_autocast
+from uvit_decay.nn.embed import Pixels, patchify, unpatchify
 from uvit_decay.nn.long_skips import MergeWeights, SkipGate, SkipPlan, SkipScale, scale_skip
 from uvit_decay.nn.vit import EPS, Encoder, positions
+from uvit_decay.runtime.precision import without_autocast
 from uvit_decay.terminal.errors import UserError, check_numbers, check_whole, require_shape
 from uvit_decay.terminal.typed import check_types
 

@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from uvit_decay.nn.embed import without_autocast
+from uvit_decay.runtime.precision import without_autocast
 from uvit_decay.terminal.errors import check_choice
 
 OutputSkipKind = Literal["none", "learned"]

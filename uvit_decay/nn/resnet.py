@@ -20,9 +20,10 @@ from uvit_decay import decay
 from uvit_decay.decay.schedule import branch_weights
 from uvit_decay.nn.arguments import check_data_sizes, collect_arguments
 from uvit_decay.nn.base import DecayedNet
-from uvit_decay.nn.embed import Pixels, PixelScale, without_autocast
+from uvit_decay.nn.embed import Pixels, PixelScale
 from uvit_decay.nn.inputs import check_images
 from uvit_decay.nn.intermediates import Layer
+from uvit_decay.runtime.precision import without_autocast
 from uvit_decay.terminal.errors import UserError
 from uvit_decay.terminal.typed import Bounds, check_types
 

@@ -22,11 +22,12 @@ from uvit_decay import decay
 from uvit_decay.nn.arguments import check_sizes, collect_arguments
 from uvit_decay.nn.base import DataLayers, DecayedNet
 from uvit_decay.nn.block import Block, NormType, Tokens, build_norm, init_linears
-from uvit_decay.nn.embed import PatchEmbed, timestep_embedding, unpatchify, without_autocast
+from uvit_decay.nn.embed import PatchEmbed, timestep_embedding, unpatchify
 from uvit_decay.nn.inputs import check_images, check_times
 from uvit_decay.nn.intermediates import block_layers, last_and_kept
 from uvit_decay.nn.long_skips import SkipScale, plan_mirrored_skips
 from uvit_decay.nn.output_skip import OutputSkipKind, build_output_skip
+from uvit_decay.runtime.precision import without_autocast
 from uvit_decay.terminal.errors import UserError
 from uvit_decay.terminal.typed import Within, check_types
 

@@ -21,9 +21,10 @@ from uvit_decay import decay
 from uvit_decay.nn.arguments import check_sizes, collect_arguments
 from uvit_decay.nn.base import DecayedNet
 from uvit_decay.nn.block import Block, NormType, Tokens, build_norm, init_linears
-from uvit_decay.nn.embed import PatchEmbed, Pixels, PixelScale, sincos_positions, without_autocast
+from uvit_decay.nn.embed import PatchEmbed, Pixels, PixelScale, sincos_positions
 from uvit_decay.nn.inputs import check_images
 from uvit_decay.nn.intermediates import block_layers
+from uvit_decay.runtime.precision import without_autocast
 from uvit_decay.terminal.errors import UserError
 from uvit_decay.terminal.typed import check_types
 

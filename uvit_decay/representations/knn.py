@@ -16,8 +16,8 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from uvit_decay.nn.embed import without_autocast
 from uvit_decay.representations.logistic import check_cells
+from uvit_decay.runtime.precision import without_autocast
 from uvit_decay.terminal.typed import Positive, Within, check_types
 
 SIMILARITIES = 2**24  # entries of a chunk of the similarity matrix: 64 MiB

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import Adam, AdamW, Optimizer
 
-from uvit_decay.nn.embed import without_autocast
 from uvit_decay.runtime.optimizers import LARS
+from uvit_decay.runtime.precision import without_autocast
 from uvit_decay.runtime.random import generator
 from uvit_decay.terminal.typed import Positive, Seed, Within, check_types
 

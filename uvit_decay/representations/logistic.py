@@ -19,7 +19,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn.functional import pad
 
-from uvit_decay.nn.embed import without_autocast
+from uvit_decay.runtime.precision import without_autocast
 from uvit_decay.runtime.random import generator
 from uvit_decay.terminal.errors import UserError, check_numbers, check_whole, require_shape
 from uvit_decay.terminal.typed import Bounds, check_types

@@ -14,12 +14,11 @@ from torch.nn.functional import normalize
 from uvit_decay.encoders.networks import ProbedNetwork, final_norm, fit_pictures, open_network
 from uvit_decay.generation.options import LoadingOptions
 from uvit_decay.latents.autoencoder import Autoencoder, decoder
-from uvit_decay.nn.embed import without_autocast
 from uvit_decay.pictures import to_float
 from uvit_decay.representations.features import TokenReader
 from uvit_decay.representations.probe_options import Alignment, Probing
 from uvit_decay.runtime.distributed import Processes
-from uvit_decay.runtime.precision import Precision
+from uvit_decay.runtime.precision import Precision, without_autocast
 from uvit_decay.runtime.random import subset
 from uvit_decay.terminal.errors import UserError, check_whole, require_shape
 from uvit_decay.terminal.typed import check_types

@@ -102,3 +102,15 @@ def _read_legacy_settings() -> tuple[str | None, bool | None]:
     except RuntimeError:
         cudnn = None
     return matmul, cudnn
+
+
+def without_autocast(x: torch.Tensor) -> AbstractContextManager:
+    """Return a context that disables autocast on the device of `x`, for the first and last layers of a network.
+
+    These layers cost almost nothing, and bfloat16 would lose 0.7 % of the variance of the noise in x_t at t = 1e-3.
+    """
+    device = x.device.type
+    # torch.amp.is_autocast_available would tell devices without autocast, but torch 2.9 does not compile it.
+    if device == "meta":
+        return nullcontext()
+    return torch.autocast(device, enabled=False)
