@@ -32,7 +32,7 @@ UNCHECKED = """
     compare.save_csv compare.save_curves compare.save_final_values compare.save_layers
     data.ImageSet data.InMemory
     decay.Attached decay.DepthAttention decay.Kind decay.Shortcuts
-    diffusion.Denoiser diffusion.GVP diffusion.Guided diffusion.Interpolant diffusion.Linear diffusion.NoisePath
+    diffusion.Denoiser diffusion.GVP diffusion.Interpolant diffusion.Linear diffusion.NoisePath
     diffusion.SamplingProtocol diffusion.Times diffusion.VariancePreserving diffusion.trajectory
     doctor.Finding doctor.Plan doctor.Report
     encoders.Extractor encoders.Pretrained encoders.ProbedNetwork encoders.TimmViT encoders.TrainedExtractor

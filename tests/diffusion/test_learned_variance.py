@@ -10,10 +10,10 @@ from refusals import raises_user_error
 from sampler_cases import noise_of, start
 from sit_reference import loaded
 
-from uvit_decay.diffusion.denoiser import Denoiser, Guided
+from uvit_decay.diffusion.denoiser import Denoiser
 from uvit_decay.diffusion.noise_path import VP, DDPMLinear, SDDiscrete
 from uvit_decay.diffusion.ode import dit_ddpm, respace_levels
-from uvit_decay.diffusion.sampling import DiffusionModel, Sampling, generate
+from uvit_decay.diffusion.sampling import ClassifierFree, DiffusionModel, Sampling, generate
 
 PATH, CPU = DDPMLinear(), torch.device("cpu")
 
@@ -77,10 +77,10 @@ def test_three_channels_are_guided_and_the_variance_is_that_of_the_label():
     t, y = torch.tensor([0.001, 0.5, 1.0]), torch.tensor([0, 1, 2])
     cond, uncond = net(x, t, y), net(x, t, torch.full_like(y, 3))
     official = torch.cat([uncond[:, :3] + 4.0 * (cond[:, :3] - uncond[:, :3]), cond[:, 3:]], dim=1)
-    assert torch.allclose(Guided(net, 4.0, 3, channels=3)(x, t, y), official, atol=1e-5)
-    every = Guided(net, 4.0, 3)(x, t, y)
-    assert torch.allclose(every[:, 3], uncond[:, 3] + 4.0 * (cond[:, 3] - uncond[:, 3]), atol=1e-5)
-    assert torch.allclose(every[:, 4:], cond[:, 4:], atol=1e-5)
+    some, every = (ClassifierFree(4.0, channels).wrap(model(net), y, clip=False).fn(x, t) for channels in (3, None))
+    assert torch.allclose(torch.cat(some[1:], dim=1), official, atol=1e-5)
+    assert torch.allclose(every[1][:, 3], uncond[:, 3] + 4.0 * (cond[:, 3] - uncond[:, 3]), atol=1e-5)
+    assert torch.allclose(every[2], cond[:, 4:], atol=1e-5)
     assert (cond[:, 4:] - uncond[:, 4:]).abs().max() > 0.1
 
 

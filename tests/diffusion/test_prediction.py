@@ -1,5 +1,6 @@
 """Networks of noise, data, velocity and score, one network in four languages, and the times at which each is used."""
 
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -7,9 +8,15 @@ import torch
 from sampler_cases import NAMES, PATHS, sound, unchecked  # noqa: F401  a fixture
 from small_source import NET, PATH, T, Y, few, images, noise, source
 
-from uvit_decay.diffusion.denoiser import Denoiser, denoise_fn
 from uvit_decay.diffusion.noise_path import GVP, VP, Linear, SDDiscrete
-from uvit_decay.diffusion.prediction import Prediction, Weighting, sampling_interval, training_interval, training_times
+from uvit_decay.diffusion.prediction import (
+    Prediction,
+    Weighting,
+    sampling_interval,
+    training_interval,
+    training_times,
+    x_eps_from_output,
+)
 from uvit_decay.diffusion.samplers import SAMPLERS
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.runtime.random import normal
@@ -23,7 +30,7 @@ def test_the_denoiser_splits_its_input_into_data_in_range_and_the_noise_that_agr
         return 5 * NET(x, t, y)
 
     x_t = 2 * noise()
-    (free, free_eps), (x, eps) = (denoise_fn(net, PATH, prediction, Y, clip=clip)(x_t, T) for clip in (False, True))
+    (free, free_eps), (x, eps) = (source(net, prediction).plain(Y, clip).fn(x_t, T) for clip in (False, True))
     assert free.abs().max() > 1.5
     assert torch.equal(x, free.clamp(-1, 1))
     assert torch.allclose(PATH.add_noise(x, eps, T), x_t, atol=1e-5)
@@ -49,7 +56,7 @@ def translated(path, native, target):
     """Return NET, which predicts `native`, as a network that predicts `target`."""
 
     def net(x_t, t, y):
-        x, eps = denoise_fn(NET, path, native, y, clip=False)(x_t, t)
+        x, eps = x_eps_from_output(path, native, x_t, NET(x_t, t, y), t)
         return {"x": x, "eps": eps, "velocity": path.velocity(x, eps, t), "score": path.score(eps, t)}[target]
 
     return net
@@ -66,8 +73,9 @@ def test_all_predictions_make_the_same_images(name, native, path, clip):
     x, y = noise(count), Y[:count]
 
     def image(prediction):
-        denoise = denoise_fn(translated(path, native, prediction), path, prediction, y, clip)
-        denoiser = Denoiser(denoise, path, *sampling_interval(path, "eps", clip))
+        denoiser = source(translated(path, native, prediction), prediction, path=path).plain(y, clip)
+        low, high = sampling_interval(path, "eps", clip)
+        denoiser = replace(denoiser, low=low, high=high)
         steps = SAMPLERS[name].run(
             denoiser, x, 4, lambda i: normal("test", i, rows=torch.arange(count), shape=x.shape[1:])
         )

@@ -18,7 +18,6 @@ MODULES = {
     "diffusion_loss": "prediction",
     "TrainingTimes": "prediction",
     "Denoiser": "denoiser",
-    "Guided": "denoiser",
     "Noise": "denoiser",
     "Trajectory": "denoiser",
     "SAMPLERS": "samplers",

@@ -132,19 +132,11 @@ def heun_throughout(denoiser: Denoiser, x: Tensor, steps: int, noise: Noise) -> 
 def dopri5(denoiser: Denoiser, x: Tensor, steps: int, noise: Noise) -> Trajectory:
     """Yield `steps` states of the trajectory of Dormand-Prince 5(4) by torchdiffeq, which chooses the steps itself.
 
-    One sample is integrated at a time. In a batch the samples would share their steps and depend on one another.
+    The samples of a batch would share their steps and depend on one another, so x has one sample.
     """
-    times = linspace(denoiser.high, denoiser.low, steps + 1)
-    trajectories = [_dopri5(denoiser, row[None], times) for row in x]
-    states = torch.cat(trajectories, dim=1)
-    yield from zip(times[1:-1], states, strict=False)
-    yield 0.0, states[-1]
-
-
-def _dopri5(denoiser: Denoiser, x: Tensor, times: list[float]) -> Tensor:
-    """Return the states of one sample at all `times` except the first; an Euler step leads the last one to t = 0."""
     from torchdiffeq import odeint
 
+    times = linspace(denoiser.high, denoiser.low, steps + 1)
     grid = torch.tensor(times, dtype=torch.float64, device=x.device)
 
     def slope(t: Tensor, state: Tensor) -> Tensor:
@@ -153,6 +145,7 @@ def _dopri5(denoiser: Denoiser, x: Tensor, times: list[float]) -> Tensor:
     # step_t ends a step at the last time, beyond which dopri5 would evaluate the slope.
     options = {"step_t": grid[-1:]}
     states = odeint(slope, x, grid, rtol=RTOL, atol=ATOL, method="dopri5", options=options)[1:]
+    yield from zip(times[1:-1], states, strict=False)
     if denoiser.low > 0:
         states[-1] += denoiser.low * denoiser.velocity(states[-1], denoiser.low)
-    return states
+    yield 0.0, states[-1]

@@ -5,6 +5,7 @@ Notation as in noise_path.py; b = batch, c = channels.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
@@ -12,14 +13,15 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from uvit_decay.diffusion.denoiser import DenoiseFn, Denoiser, Guided, autoguide, denoise_fn
+from uvit_decay.diffusion.denoiser import Denoiser
 from uvit_decay.diffusion.noise_path import NoisePath
-from uvit_decay.diffusion.prediction import Network, Prediction, sampling_interval
+from uvit_decay.diffusion.prediction import Network, Prediction, sampling_interval, x_eps_from_output
 from uvit_decay.diffusion.samplers import SAMPLERS, Sampler, sde_sampler
 from uvit_decay.diffusion.sde import SDE, short_number
+from uvit_decay.runtime.constants import TIME_ROUNDING
 from uvit_decay.runtime.precision import Precision, chosen_precision, computing
 from uvit_decay.runtime.random import ROWS, RowNumbers, indices_on, list_whole_numbers, normal
-from uvit_decay.terminal.errors import UserError, check_choice, check_whole
+from uvit_decay.terminal.errors import UserError, check_choice, check_whole, require_shape
 from uvit_decay.terminal.typed import Positive, Within, check_types
 
 ADAPTIVE = 100  # assumed network evaluations of an adaptive sampler
@@ -171,23 +173,8 @@ class DiffusionModel:
         sampling.method.check(self.path, sampling.sampler)
         if sampling.method.learned_variance and not self.learned_variance:
             raise UserError(f"sampler {sampling.sampler} needs a network with a learned variance, as DiT's; use ddpm")
-        if self.guide is not None:
-            for name in ("shape", "num_classes", "path", "pixels"):
-                ours = getattr(self, name)
-                theirs = getattr(self.guide, name)
-                if ours != theirs:
-                    raise UserError(f"it has {name} {theirs}, the network has {ours}", argument="guide")
-            if sampling.guidance_channels is not None:
-                raise UserError("it is for guidance by the null label, not by a guide", argument="guidance_channels")
-            return
-        if sampling.guidance == 1.0:
-            return
-        if not self.num_classes:
-            raise UserError("guidance needs a class-conditional checkpoint, this one is unconditional; use guidance 1")
-        if not self.null_label:
-            raise UserError("guidance needs a network trained with a null label, this one was not; use guidance 1")
-        if (sampling.guidance_channels or 1) > self.shape[0]:
-            raise UserError(f"guidance_channels {sampling.guidance_channels}: this network has {self.shape[0]}")
+        if self.guide is not None or sampling.guidance != 1.0:
+            self._guidance(sampling).check(self)
 
     def check_labels(self, labels: RowNumbers) -> list[int]:
         """Return labels as a list; raise a UserError unless each is a class of this network or the null label."""
@@ -213,31 +200,41 @@ class DiffusionModel:
         """Return the denoiser to integrate, with the guidance of `sampling`, for a batch with these labels."""
         y = None if labels is None else indices_on(self.device, self.check_labels(labels))
         clip = self.clips(sampling)
-        if self.guide is not None and sampling.guidance != 1.0:
-            denoiser = self._autoguide(self.guide, sampling, y)
-        else:
-            net = Guided(self.net, sampling.guidance, self.num_classes, sampling.guidance_channels)
-            fn = self._denoise_fn(net, y, clip)
-            low, high = sampling_interval(self.path, self.prediction, clip)
-            denoiser = Denoiser(fn, self.path, low, high)
-        if sampling.guidance == 1.0 or sampling.guidance_interval is None:
-            return denoiser
-        plain = self._denoise_fn(self.net, y, clip)
-        return replace(denoiser, plain=plain, guided=sampling.guidance_interval)
+        if sampling.guidance == 1.0:
+            return self.plain(y, clip)
+        return self._guidance(sampling).wrap(self, y, clip)
 
-    def _denoise_fn(self, net: Network, y: Tensor | None, clip: bool) -> DenoiseFn:
-        """Return the denoiser of this network, or of a wrapper of it, without guidance."""
-        return denoise_fn(net, self.path, self.prediction, y, clip, self.learned_variance)
+    def plain(self, y: Tensor | None, clip: bool) -> Denoiser:
+        """Return the denoiser without guidance, for a batch with the labels y (b,) int64.
 
-    def _autoguide(self, guide: DiffusionModel, sampling: Sampling, y: Tensor | None) -> Denoiser:
-        """Return the denoiser of this network and its guide, for times at which both can be evaluated."""
-        clip = self.clips(sampling)
-        good = self._denoise_fn(self.net, y, clip=False)
-        bad = guide._denoise_fn(guide.net, y, clip=False)
+        `clip` clamps x to [-1, 1] and computes eps from it. With a learned variance the second half of the network's
+        channels is v: (x, eps, v).
+        """
+        channels = self.shape[0]
+
+        def denoise(x_t: Tensor, t: Tensor) -> tuple[Tensor, ...]:
+            out = self.net(x_t, t, y).to(x_t)
+            outputs = 2 * channels if self.learned_variance else channels
+            require_shape((len(x_t), outputs, *x_t.shape[2:]), network_output=out)
+            x, eps = x_eps_from_output(self.path, self.prediction, x_t, out[:, :channels], t)
+            if clip:
+                x = x.clamp(-1, 1)
+                eps = self.path.eps_from_x(x_t, x, t)
+            if self.learned_variance:
+                return x, eps, out[:, channels:]
+            return x, eps
+
         low, high = sampling_interval(self.path, self.prediction, clip)
-        guide_low, guide_high = sampling_interval(self.path, guide.prediction, clip)
-        fn = autoguide(good, bad, sampling.guidance, self.path, clip)
-        return Denoiser(fn, self.path, max(low, guide_low), min(high, guide_high))
+        return Denoiser(denoise, self.path, low, high)
+
+    def _guidance(self, sampling: Sampling) -> Guidance:
+        """Return the guidance of `sampling`: by the null label, or by `guide` if there is one."""
+        guidance: Guidance = ClassifierFree(sampling.guidance, sampling.guidance_channels)
+        if self.guide is not None:
+            guidance = Autoguidance(sampling.guidance, self.guide)
+        if sampling.guidance_interval is not None:
+            guidance = WithinInterval(guidance, sampling.guidance_interval)
+        return guidance
 
     def clips(self, sampling: Sampling) -> bool:
         """Return whether the denoised image is clipped at every step."""
@@ -255,6 +252,123 @@ class DiffusionModel:
         """Return `sampling` with a precision: the given one, or the device's default."""
         precision = chosen_precision(sampling.precision, self.device)
         return replace(sampling, precision=precision)
+
+
+class Guidance(ABC):
+    """A change of the denoiser of a network (abstract)."""
+
+    @abstractmethod
+    def check(self, model: DiffusionModel) -> None:
+        """Raise a UserError if the network cannot be guided in this way."""
+
+    @abstractmethod
+    def wrap(self, model: DiffusionModel, y: Tensor | None, clip: bool) -> Denoiser:
+        """Return the guided denoiser of the network, for a batch with the labels y (b,) int64."""
+
+
+@dataclass(frozen=True)
+class ClassifierFree(Guidance):
+    """Guidance by the null label: uncond + scale (cond - uncond) of the outputs, by one batch of twice the size.
+
+    A learned variance is taken from the labelled prediction. The halves are combined in the precision of x, also for a
+    network in half precision.
+
+    Args:
+        scale: the scale of guidance.
+        channels: number of first channels to guide; None means all. The official codes of SiT and DiT guide 3 of 4.
+    """
+
+    scale: float
+    channels: int | None = None
+
+    def check(self, model: DiffusionModel) -> None:
+        if not model.num_classes or not model.null_label:
+            raise UserError(
+                "guidance needs a class-conditional network that was trained with a null label, "
+                "this one is not; use guidance 1"
+            )
+        if (self.channels or 1) > model.shape[0]:
+            raise UserError(f"guidance_channels {self.channels}: this network has {model.shape[0]}")
+
+    def wrap(self, model: DiffusionModel, y: Tensor | None, clip: bool) -> Denoiser:
+        if y is None:
+            raise UserError("guidance needs a label for each image")
+        labels = torch.cat([y, torch.full_like(y, model.num_classes)])
+        channels = model.shape[0] if self.channels is None else self.channels
+
+        def net(x: Tensor, t: Tensor, _: Tensor) -> Tensor:
+            out = model.net(torch.cat([x, x]), torch.cat([t, t]), labels)
+            cond, uncond = out.to(x).chunk(2)
+            guided = torch.lerp(uncond, cond, self.scale)
+            return torch.cat([guided[:, :channels], cond[:, channels:]], dim=1)
+
+        return replace(model, net=net).plain(y, clip)
+
+
+@dataclass(frozen=True)
+class Autoguidance(Guidance):
+    """Guidance by a worse network: D = D_bad + scale (D_good - D_bad) of two denoisers, for the same labels.
+
+    Source: Karras et al. 2024, "Guiding a Diffusion Model with a Bad Version of Itself". The networks may predict
+    different quantities. Clipping clamps the combined x to [-1, 1].
+    """
+
+    scale: float
+    guide: DiffusionModel
+
+    def check(self, model: DiffusionModel) -> None:
+        for name in ("shape", "num_classes", "path", "pixels"):
+            ours = getattr(model, name)
+            theirs = getattr(self.guide, name)
+            if ours != theirs:
+                raise UserError(f"it has {name} {theirs}, the network has {ours}", argument="guide")
+
+    def wrap(self, model: DiffusionModel, y: Tensor | None, clip: bool) -> Denoiser:
+        good = model.plain(y, clip=False)
+        bad = self.guide.plain(y, clip=False)
+
+        def denoise(x_t: Tensor, t: Tensor) -> tuple[Tensor, ...]:
+            x_good, eps_good, *variance = good.fn(x_t, t)
+            x_bad, eps_bad, *_ = bad.fn(x_t, t)
+            x = torch.lerp(x_bad, x_good, self.scale)
+            if not clip:
+                return x, torch.lerp(eps_bad, eps_good, self.scale), *variance
+            x = x.clamp(-1, 1)
+            return x, model.path.eps_from_x(x_t, x, t), *variance
+
+        low, high = sampling_interval(model.path, model.prediction, clip)
+        guide_low, guide_high = sampling_interval(model.path, self.guide.prediction, clip)
+        return Denoiser(denoise, model.path, max(low, guide_low), min(high, guide_high))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwitchedDenoiser(Denoiser):
+    """Denoiser that is replaced by `plain` outside of a closed interval of times."""
+
+    plain: Denoiser
+    interval: tuple[float, float]
+
+    def evaluate(self, x: Tensor, time: float) -> tuple[Tensor, ...]:
+        low, high = self.interval
+        # `time` is a float on the host, so this comparison does not wait for the device.
+        if low - TIME_ROUNDING <= time <= high + TIME_ROUNDING:
+            return super().evaluate(x, time)
+        return self.plain.evaluate(x, time)
+
+
+@dataclass(frozen=True)
+class WithinInterval(Guidance):
+    """Another guidance, within a closed interval of times."""
+
+    guidance: Guidance
+    interval: tuple[float, float]
+
+    def check(self, model: DiffusionModel) -> None:
+        self.guidance.check(model)
+
+    def wrap(self, model: DiffusionModel, y: Tensor | None, clip: bool) -> Denoiser:
+        guided = self.guidance.wrap(model, y, clip)
+        return SwitchedDenoiser(**vars(guided), plain=model.plain(y, clip), interval=self.interval)
 
 
 @check_types
