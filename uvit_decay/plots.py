@@ -60,22 +60,17 @@ def heat_map(
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     figure.suptitle(title, fontsize=10, wrap=True)
-    _annotate(axes, values)
+    middle = float(values.min() + values.max()) / 2
+    for row, numbers in enumerate(values.tolist()):
+        for column, number in enumerate(numbers):
+            colour = "white" if number < middle else "black"  # white on dark cells
+            axes.text(column, row, f"{number:.1f}", ha="center", va="center", fontsize=9, color=colour)
     if marked is not None:
         row, column = marked
         corner = (column - 0.5, row - 0.5)
         axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor="red", linewidth=2))
     figure.colorbar(image)
     _save(figure, path)
-
-
-def _annotate(axes: Axes, values: Tensor) -> None:
-    """Write each value into its cell of a heat map, white on dark cells."""
-    middle = float(values.min() + values.max()) / 2
-    for row, numbers in enumerate(values.tolist()):
-        for column, number in enumerate(numbers):
-            colour = "white" if number < middle else "black"
-            axes.text(column, row, f"{number:.1f}", ha="center", va="center", fontsize=9, color=colour)
 
 
 def learning_curves(
@@ -254,7 +249,10 @@ def _draw_curves(axes: Axes, runs: Sequence[History], x: str, key: str, colour: 
     for run in runs:
         points = [point for point in run if key in point]
         if len(runs) > 1:
-            _draw_run(axes, points, x, key, colour)
+            places = [point[x] for point in points]
+            values = [point[key] for point in points]
+            marker = "o" if len(points) == 1 else None  # a line through one point is invisible
+            axes.plot(places, values, color=colour, alpha=0.4, linewidth=0.8, marker=marker, markersize=3)
         for point in points:
             points_at.setdefault(point["step"], []).append(point)
     mean_x, mean_y = [], []
@@ -264,13 +262,6 @@ def _draw_curves(axes: Axes, runs: Sequence[History], x: str, key: str, colour: 
             mean_y.append(fmean(point[key] for point in points))
     marker = "o" if len(mean_x) <= 20 else None  # more markers would hide the lines
     axes.plot(mean_x, mean_y, color=colour, linewidth=1.8, marker=marker, markersize=3.5, label="mean")
-
-
-def _draw_run(axes: Axes, points: History, x: str, key: str, colour: Colour) -> None:
-    places = [point[x] for point in points]
-    values = [point[key] for point in points]
-    marker = "o" if len(points) == 1 else None  # a line through one point is invisible
-    axes.plot(places, values, color=colour, alpha=0.4, linewidth=0.8, marker=marker, markersize=3)
 
 
 def heat_maps(path: Path, panels: Mapping[str, Tensor], columns: Sequence[float], labels: tuple[str, str]) -> None:

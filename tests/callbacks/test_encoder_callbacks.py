@@ -11,7 +11,7 @@ from runs import fit
 from small_mae import mae_task
 
 from uvit_decay import checkpoint
-from uvit_decay.callbacks import LinearProbes, Preview, Reconstructions
+from uvit_decay.callbacks import LinearProbes, Reconstructions
 from uvit_decay.data import Digits
 from uvit_decay.representations.probe_options import Probing
 from uvit_decay.representations.probing import Prober
@@ -74,10 +74,8 @@ def test_a_checkpoint_reconstructs_what_the_callback_did(pretrained, tmp_path, m
     find_line(capsys.readouterr().out, "reconstructions.png", "6 of digits-test", "75%")
     ours, theirs = (np.asarray(Image.open(path / "reconstructions.png")) for path in (tmp_path, folder))
     assert np.abs(ours.astype(int) - theirs).max() <= 1
-    find_line(
-        refused(monkeypatch, tmp_path, capsys, "reconstruct", *options, "--mask-ratio", 1), "--mask-ratio", "(0, 1)"
-    )
-    find_line(refused(monkeypatch, tmp_path, capsys, "reconstruct", *options, "--out", "a.jpg"), "--out a.jpg", ".png")
+    line = refused(monkeypatch, tmp_path, capsys, "reconstruct", *options, "--mask-ratio", 0.99)
+    find_line(line, "--mask-ratio", 0.99)
 
 
 @pytest.mark.parametrize(
@@ -85,10 +83,7 @@ def test_a_checkpoint_reconstructs_what_the_callback_did(pretrained, tmp_path, m
     [
         (LinearProbes(times=(0.1,)), mae_task, ("encoder", "times")),
         (LinearProbes(layers=(0,), watch=2), mae_task, "watch 2"),
-        (LinearProbes(layers=("blocks.7",)), mae_task, "blocks.7"),
         (LinearProbes(pool="cls"), tiny_task, ("UViT", "class token")),
-        (Preview(), mae_task, ("Preview", "MAETask")),
-        (Reconstructions(), tiny_task, ("Reconstructions", "DiffusionTask")),
         (Reconstructions(mask_ratio=0.99), mae_task, ("mask_ratio", 0.99)),
     ],
 )
@@ -101,8 +96,3 @@ def test_layers_of_a_denoiser_may_be_chosen(tmp_path):
     fit(tmp_path, LinearProbes(times=(0.1,), layers=(0, 1), **SMALL), max_steps=5)
     (line,) = history.read(tmp_path / "probes.jsonl")
     assert (line.metadata["tracked"], line.metadata["layers"]) == ("in_blocks.0", ["0", "1"])
-
-
-def test_no_layers_at_all_are_refused():
-    with raises_user_error("layers"):
-        LinearProbes(layers=())

@@ -43,7 +43,6 @@ def stopped(folder, *callbacks):
         ([signal.SIGINT], 130),
         ([signal.SIGTERM] * 2, 143),
         ([signal.SIGUSR1] * 2, 85),
-        ([signal.SIGUSR2], 85),
         ([signal.SIGUSR1, signal.SIGTERM], 85),
     ],
 )

@@ -81,18 +81,10 @@ class Noted(Preview):
     ("when", "data", "options", "steps"),
     [
         ({"every_n_steps": 12}, {}, {"limit_train_batches": 12}, [12, 24]),
-        ({"every_n_steps": 10}, {}, {}, [10, 20, 24]),
-        (
-            {"every_n_steps": 7, "every_n_epochs": 1, "at_end": False},
-            {},
-            {"limit_train_batches": 12},
-            [7, 12, 14, 21, 24],
-        ),
         ({"every_n_steps": 4, "every_n_epochs": 1}, {}, {"limit_train_batches": 6}, [4, 6, 8, 12, 16, 18, 20, 24]),
         ({"every_n_epochs": 2}, {"device_batch_size": 8}, {"limit_train_batches": 5}, [10, 20, 24]),
         ({"every_n_epochs": 1}, {"device_batch_size": 16}, {"limit_train_batches": 0.25}, [11, 22, 24]),
         ({"every_n_epochs": 1, "at_end": False}, {}, {}, []),
-        ({}, {}, {}, [24]),
     ],
 )
 def test_evaluations_are_due_when_they_were_counted(when, data, options, steps, tmp_path):
@@ -118,24 +110,3 @@ def test_epochs_of_a_loader_have_the_steps_of_its_last_batches(tmp_path):
     tiny_trainer(tmp_path, noted, max_steps=8, accumulate_grad_batches=3).fit(tiny_task(), loader)
     assert noted.steps == [4, 8]
     assert noted.promised == 2
-
-
-def test_evaluations_of_a_run_of_a_billion_steps_are_counted_at_once():
-    noted = Noted(every_n_steps=6, every_n_epochs=1)
-    assert noted.count_due(4, 0, 10**9) == 10**9 // 6 + 10**9 // 4 - 10**9 // 12
-
-
-def test_two_callbacks_of_one_history_are_warned_of_once(tmp_path, caplog):
-    previews = [Preview(at_end=False) for _ in range(2)]
-    probes = [LinearProbes(times=(0.1,), at_end=False) for _ in range(3)]
-    metrics = [GenerationMetrics(SmallClassifier(), num=20, allow_few=True) for _ in range(2)]
-
-    def stop(trainer, task):
-        raise RuntimeError("before training")
-
-    callbacks = (*previews, *probes, *metrics, LambdaCallback(on_fit_start=stop))
-    trainer = tiny_trainer(tmp_path, *callbacks, max_steps=1)
-    with pytest.raises(RuntimeError, match="before training"):
-        trainer.fit(tiny_task(), Digits(32))
-    warnings = [text for text in caplog.messages if "replaces" in text]
-    assert [warning.split()[-1] for warning in warnings] == ["probes.jsonl", "generation.jsonl"]

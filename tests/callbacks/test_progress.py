@@ -12,7 +12,6 @@ import pytest
 from conftest import ROOT, tiny_task, tiny_trainer, train
 from lightning.pytorch.callbacks import LambdaCallback, ProgressBar, TQDMProgressBar
 from lightning.pytorch.utilities import rank_zero_info
-from runs import StopAt
 
 from uvit_decay.callbacks import Progress
 from uvit_decay.callbacks.periodic import Periodic
@@ -125,22 +124,6 @@ def test_a_terminal_without_a_width_gets_lines_as_a_log_file(tmp_path, monkeypat
     assert "|" not in terminal.getvalue()
 
 
-def test_a_run_without_an_end_has_none_in_its_lines(tmp_path, capsys):
-    fit(tmp_path, Progress(line_every=0), StopAt(7), max_steps=-1, max_epochs=-1)
-    lines = steps_of(capsys.readouterr().err)
-    assert len(lines) == 7
-    assert re.match(r"step 7 after \d\d:\d\d, loss", lines[-1])
-
-
-@pytest.mark.parametrize("columns", [120, 0])
-def test_a_disabled_bar_shows_nothing(tmp_path, monkeypatch, columns):
-    terminal = terminal_of(monkeypatch, columns)
-    progress = Progress(every=0, line_every=0)
-    progress.disable()
-    fit(tmp_path, progress, max_steps=5)
-    assert terminal.shown == []
-
-
 def bars_of(monkeypatch, folder, *flags):
     """Return the progress bars of the trainer that train.py makes."""
     monkeypatch.chdir(folder)
@@ -177,16 +160,6 @@ def test_a_run_says_nothing_that_nobody_can_act_on(monkeypatch, tmp_path, caplog
     assert "Progress" not in settings
 
 
-def test_a_run_without_test_images_does_not_warn_of_an_empty_list(tmp_path, recwarn):
-    class Untested(Digits):
-        def load(self) -> None:
-            super().load()
-            self.test = None
-
-    tiny_trainer(tmp_path, max_steps=1, limit_val_batches=1.0).fit(tiny_task(), Untested(32))
-    assert not [warning for warning in recwarn if "Total length of `list`" in str(warning.message)]
-
-
 class Slow(Periodic):
     """An evaluation that takes a while; of the images it counts three."""
 
@@ -206,12 +179,6 @@ def test_lines_go_on_while_a_callback_evaluates(tmp_path, capsys):
     shown = [line for line in lines if line.startswith("Slow at step 2: images: 3/5 images after ")]
     assert len(shown) == 1
     assert not any("|" in line or "\r" in line for line in lines)
-
-
-def test_lines_go_on_during_validation(tmp_path, capsys):
-    slow = LambdaCallback(on_validation_batch_end=lambda *_: time.sleep(0.15))
-    fit(tmp_path, slow, Progress(line_every=0.1), max_steps=2, limit_val_batches=2, val_check_interval=1)
-    assert any(line.startswith("validation at step 1: 1/2 batches") for line in capsys.readouterr().err.splitlines())
 
 
 @pytest.mark.parametrize("options", [{"enable_progress_bar": False}, {}])

@@ -69,30 +69,22 @@ def test_one_run_has_no_spread(tmp_path, monkeypatch, capsys):
     assert "<svg" in (tmp_path / "figures" / "one.svg").read_text()
 
 
-@pytest.mark.parametrize(("steps", "begins_at_0"), [([2000], True), ([1000, 2000], False)])
-def test_the_axis_of_a_single_evaluation_has_the_whole_training(steps, begins_at_0, monkeypatch):
-    figures = []
-    monkeypatch.setattr(plots, "_save", lambda figure, path: figures.append(figure))
-    run = [{"step": step, "fid": 3.0} for step in steps]
-    plots.learning_curves(Path("x.png"), {"0.7": [run]}, "step", {"fid": "FID"}, {}, "alpha_min")
-    left, _ = figures[0].axes[0].get_xlim()
-    assert (left == 0) == begins_at_0
-
-
 @pytest.mark.parametrize(
-    ("ends", "words"), [([20], ()), ([20, 20], ("thin", "thick")), ([10, 20], ("thin", "thick", "shortest"))]
+    ("ends", "words"),
+    [([10], []), ([20], []), ([20, 20], ["thin", "thick"]), ([10, 20], ["thin", "thick", "shortest"])],
 )
-def test_a_legend_explains_lines_and_a_title_names_runs(ends, words, monkeypatch):
+def test_a_legend_explains_lines_and_the_axis_of_a_single_evaluation_has_the_whole_training(ends, words, monkeypatch):
     figures = []
     monkeypatch.setattr(plots, "_save", lambda figure, path: figures.append(figure))
     runs = [[{"step": step, "fid": 3.0} for step in range(10, end + 1, 10)] for end in ends]
     against = {("fid", "fid"): "Pearson's r = 1"}
-    name = "digits/version_0"
-    plots.learning_curves(Path("x.png"), {"0.7": runs}, "step", {"fid": "FID"}, against, "alpha_min", name)
+    plots.learning_curves(Path("x.png"), {"0.7": runs}, "step", {"fid": "FID"}, against, "alpha_min", "digits")
     (figure,) = figures
     title = figure.legends[0].get_title().get_text()
-    assert [word for word in ("thin", "thick", "shortest") if word in title] == list(words)
-    assert figure.get_suptitle() == "digits/version_0"
+    assert [word for word in ("thin", "thick", "shortest") if word in title] == words
+    assert figure.get_suptitle() == "digits"
+    left, _ = figure.axes[0].get_xlim()
+    assert (left == 0) == (ends == [10])
 
 
 @pytest.fixture
@@ -227,48 +219,30 @@ def test_a_remark_names_few_runs(four, tmp_path):
 def test_wrong_runs_are_refused(tmp_path, monkeypatch, capsys):
     good = a_run(tmp_path)
     early = a_run(tmp_path, 1, {}, metadata=None)
-    own = a_run(tmp_path, 2, {}, metadata=None)
-    append(own / GENERATION, measurement(3, {"mine": 0.5}, {}))
     expected = {
         tmp_path / "nowhere": "config.yaml",
         good / "config.yaml": "config.yaml",
         good.parent.parent: "config.yaml",
         early: ("probes.jsonl", "generation.jsonl"),
-        own: ("generation.jsonl", "mine"),
     }
     for folder, words in expected.items():
         line = refused(monkeypatch, capsys, tmp_path, good, folder)
         find_line(line, words, folder)
 
 
-def line(values='{"best_accuracy": 0.5}', step="3", metadata="{}", rest=', "epoch": 0.1, "images_seen": 96'):
-    return f'{{"step": {step}{rest}, "values": {values}, "metadata": {metadata}}}\n'
+LINE = '{"step": 3, "epoch": 0.1, "images_seen": 96, "values": {"fid": "low"}, "metadata": {}}'
+DAMAGE = [
+    ("config.yaml", "- 1", "dict"),
+    ("probes.jsonl", "much", "line 1"),
+    ("generation.jsonl", LINE, ("fid", "float")),
+]
 
 
-DAMAGE = {
-    "config.yaml": {"a: &a {b: [*a]}": "cannot read", "- 1": "dict"},
-    "probes.jsonl": {
-        "much": "line 1",
-        "{}": "epoch",
-        line(rest=', "epoch": 0.1, "images_seen": 96, "more": 1'): "more",
-        line() + line('{"best_accuracy": "much"}'): ("line 2", "best_accuracy", "float", "'much'"),
-        line(step='"x"'): ("step", "int", "'x'"),
-        line('{"best_accuracy": 1e999}'): ("best_accuracy", "float", "'inf'"),
-        line('{"mine": 1e308}'): ("step 3", "mine", "1e+308"),
-        line("[]"): ("values", "dict"),
-        line(metadata="[]"): ("metadata", "dict"),
-        line() + line(): ("line 2", "step 3"),
-    },
-    "generation.jsonl": {line('{"fid": "low"}'): ("fid", "float", "'low'"), "[" * 3000: "read"},
-}
-
-
-@pytest.mark.parametrize(("name", "content"), [(name, content) for name in DAMAGE for content in DAMAGE[name]])
-def test_damaged_files_of_a_run_are_one_line_that_names_them(name, content, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(("name", "content", "words"), DAMAGE)
+def test_damaged_files_of_a_run_are_one_line_that_names_them(name, content, words, tmp_path, monkeypatch, capsys):
     run = a_run(tmp_path)
     (run / name).write_text(content)
-    line = refused(monkeypatch, capsys, tmp_path, run)
-    find_line(line, run / name, DAMAGE[name][content])
+    find_line(refused(monkeypatch, capsys, tmp_path, run), run / name, words)
     assert not (tmp_path / "compare.csv").exists()
 
 
@@ -281,20 +255,11 @@ def test_an_experiment_stands_for_its_newest_training_not_for_a_validation(tmp_p
     assert FinishedRun.read(run.parent).folder == run
 
 
-def test_any_value_of_an_option_is_compared(tmp_path, monkeypatch, capsys):
-    """A number beyond floats, a date, a nested list: all that YAML knows."""
-    for i, value in enumerate((10**400, "2026-11-21", [[1]], None)):
-        run = a_run(tmp_path, i, alpha_min=value, seed=i)
-        (run / "config.yaml").write_text((run / "config.yaml").read_text() + f"more: 2026-11-2{i}\n")
-    compare(monkeypatch, tmp_path, *sorted((tmp_path / "digits").iterdir()))
-    assert "more differs" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--by", "alpha"], "--by alpha"),
-        (["--x", "depth"], "--x depth"),
+        (["--by", "alpha"], ("--by", "alpha")),
+        (["--x", "depth"], ("--x", "depth")),
         (["--x", "alpha_min"], ("--x alpha_min", "--by")),
         (["--rank", "mean"], "--rank"),
         (["--by", "schedule"], "model.net.schedule, model.optim.schedule"),

@@ -7,7 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 from refusals import find_line
-from run_folders import EVALUATIONS, a_run, compare, refused, shift_evaluations
+from run_folders import a_run, compare, shift_evaluations
 
 from uvit_decay.compare.differences import remarks
 from uvit_decay.compare.report import pearson
@@ -19,13 +19,12 @@ from uvit_decay.plots import _final_curve
 def eight(tmp_path):
     """Return runs of classifiers of two alphas, two widths and two seeds each."""
     settings = [(alpha, dim, seed) for alpha in (1.0, 0.7) for dim in (8, 16) for seed in (0, 1)]
-    return [
-        a_run(
-            tmp_path, i, shift_evaluations(0.01 * seed + 0.1 * alpha), metadata=None, effective_rank=True,
-            top1=0.9 - 0.1 * seed, alpha_min=alpha, dim=dim, seed=seed,
-        )
-        for i, (alpha, dim, seed) in enumerate(settings)
-    ]  # fmt: skip
+    runs = []
+    for alpha, dim, seed in settings:
+        options = {"effective_rank": True, "top1": 0.9 - 0.1 * seed, "alpha_min": alpha, "dim": dim, "seed": seed}
+        evaluations = shift_evaluations(0.01 * seed + 0.1 * alpha)
+        runs.append(a_run(tmp_path, len(runs), evaluations, metadata=None, **options))
+    return runs
 
 
 def test_the_table_has_a_row_for_both_options_and_no_empty_columns(eight, tmp_path, monkeypatch, capsys):
@@ -82,18 +81,6 @@ def test_the_rank_that_is_drawn_is_that_which_is_correlated(eight, tmp_path, mon
     shown = capsys.readouterr().out
     find_line(shown, "correlation", "effective rank", "accuracy")
     assert f" {expected:.2f} |" in shown.splitlines()[4]
-
-
-def test_without_effective_ranks_their_correlation_is_unknown(tmp_path, monkeypatch, capsys):
-    compare(monkeypatch, tmp_path, a_run(tmp_path, evaluations=EVALUATIONS), "--rank", "effective")
-    header = capsys.readouterr().out.splitlines()[0]
-    assert "effective rank" not in header
-    assert "r within" not in header
-
-
-def test_a_damaged_log_is_named(tmp_path, monkeypatch, capsys):
-    run = a_run(tmp_path, top1="much")
-    assert f"{run / 'metrics.csv'} is damaged" in refused(monkeypatch, capsys, tmp_path, run)
 
 
 def test_ranks_of_class_tokens_are_read(tmp_path):

@@ -117,9 +117,6 @@ def test_the_tables_of_probes_and_noise_shares_are_joined(tmp_path):
     table.write_text("\n".join(["layer,name,kind,t,noise_share", *lines]))
     scores = ChosenProbes(times=(0.1,)).read(run).by_layer[1]
     assert (scores["noise_share"], scores["knn_accuracy"]) == pytest.approx((0.7, 0.1))
-    table.write_text("\n".join(["layer,name,kind,t,noise_share", *lines[:2]]))
-    with raises_user_error("noise_share.csv", "probes.csv"):
-        ChosenProbes().read(run)
 
 
 def test_ranks_of_class_tokens_are_named(tmp_path):
@@ -130,7 +127,7 @@ def test_ranks_of_class_tokens_are_named(tmp_path):
 
 def test_probes_of_training_come_before_others_which_are_named(arms):
     run = arms[0]
-    with raises_user_error("probes_60", "probes_180", "--probes"):
+    with raises_user_error("probes_60", "probes_180", "`probes`"):
         ChosenProbes().read(add_probes(run, 0.5, "probes_60"))
     assert ChosenProbes("probes_60").read(run).by_layer[0]["noise_share"] == pytest.approx(0.7)
     for name in ("probes.csv", "probes.json"):
@@ -157,11 +154,9 @@ def test_other_protocols_and_layers_are_remarks(arms, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
-        (["--layers", "blocks.7"], ("--layers blocks.7", "blocks.1")),
-        (["--times", "0.2"], ("--times 0.2", "0.1, 0.3")),
-        (["--probes", "none"], ("--probes none", "probes.csv")),
-        (["--probes", "/probes"], ("--probes /probes",)),
-        (["--probes", "../probes"], ("--probes ../probes",)),
+        (["--layers", "blocks.7"], ("--layers", "blocks.7", "blocks.1")),
+        (["--times", "0.2"], ("--times", "0.2", "0.1, 0.3")),
+        (["--probes", "none"], ("--probes", "none", "probes.csv")),
         (["--x", "step", "--times", "0.1"], ("--times", "--x layer")),
     ],
 )
@@ -176,22 +171,6 @@ def test_runs_without_probes_and_at_other_noise_levels_are_refused(arms, tmp_pat
     assert "evaluate.py probe" in refused(monkeypatch, capsys, tmp_path, bare, "--x", "layer")
     other = add_probes(bare, times=(0.1,))
     assert "--times" in refused(monkeypatch, capsys, tmp_path, arms[0], other, "--x", "layer")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "layer,name,kind,t,test_accuracy\n",
-        "layer,t\n0,x\n",
-        "layer,name,t,a\n0,b,0.1,1e30\n",
-        "layer,name,t,a\n0,b,0.1,1\n0,b,0.3,1\n1,c,0.1,1\n",
-        "layer,name,t,a\n0,b,0.1,1\n0,b,0.1,1\n",
-    ],
-)
-def test_a_damaged_table_is_refused(arms, tmp_path, monkeypatch, capsys, text):
-    (arms[0] / "probes_180" / "probes.csv").write_text(text)
-    assert "damaged" in refused(monkeypatch, capsys, tmp_path, arms[0], "--x", "layer")
 
 
 def test_a_table_without_its_protocol_is_refused(arms):

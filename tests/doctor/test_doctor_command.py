@@ -63,10 +63,6 @@ def test_the_default_run_is_examined_and_nothing_is_left(tmp_path, monkeypatch, 
     ("flags", "named"),
     [
         (["--trainer.logger.save_dir=/proc/runs"], ("error:", "/proc/runs")),
-        (
-            ["--trainer.devices=3000", "--trainer.strategy=ddp", "--data.batch_size=3000"],
-            ("devices:", "--trainer.devices 3000", "3000 processes"),
-        ),
         (["--model.net.image_size=16"], ("run:", "image_size 8", 16, "--model.net.image_size 8")),
         (["--ckpt_path=last"], ("error:", "--ckpt_path last", "runs/digits")),
         (
@@ -88,8 +84,7 @@ def test_a_run_with_minutes_is_examined(tmp_path, monkeypatch, capsys, more):
     flags = [*QUICK, "--trainer.max_steps=-1", "--minutes=1", *more]
     code, lines = run_doctor(monkeypatch, capsys, tmp_path, *flags)
     assert code == 0
-    found = re.search(r"([\d,]+) steps, about \d+:\d\d:\d\d ", of(lines, "run")[0])
-    assert int(found[1].replace(",", "")) < 20_000  # what fits, not the default of 1,000 epochs; speeds vary
+    assert re.search(r" steps, about 0:0[01]:", of(lines, "run")[0])  # by the measurement that found the steps
 
 
 def test_the_checkpoint_of_a_name_is_found_and_nothing_is_left_to_do_after_its_end(

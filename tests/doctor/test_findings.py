@@ -16,14 +16,16 @@ from uvit_decay.data import Digits, Latents
 from uvit_decay.doctor import Finding, Plan, Report
 from uvit_decay.doctor.cost import (
     _count_validations,
+    check_average,
     check_disk,
     check_memory,
+    check_warmup,
     checkpoint_bytes,
     count_checkpoints,
+    estimate_callbacks,
     estimate_length,
 )
 from uvit_decay.doctor.environment import check_weights
-from uvit_decay.doctor.length import check_average, check_warmup
 from uvit_decay.doctor.rehearsal import Measurements, Rehearsal, rehearse, state_bytes
 from uvit_decay.encoders import Inception
 from uvit_decay.tasks.optim.options import Optimization
@@ -169,7 +171,7 @@ def test_a_callback_that_never_runs_is_a_warning(tmp_path):
     callback = Preview(every_n_steps=500, at_end=False, rows=1)
     run = run_of(tmp_path, callback)
     found = rehearse(run, lambda callbacks: tiny_trainer(tmp_path, *callbacks, max_steps=3), Rehearsal(run))
-    (finding,) = found.callbacks
+    (finding,) = estimate_callbacks(run, found)
     assert finding.level == "warning"
     assert "every_n_steps 1 " in finding.flag
 

@@ -177,7 +177,6 @@ def test_a_run_that_is_stopped_before_its_first_step_leaves_no_folder(tmp_path, 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--trainer.max_steps=0"], "--trainer.max_steps 0"),
         (["--data=uvit_decay.data.CIFAR10", "--data.path=nowhere"], ("CIFAR10", "nowhere")),
         (
             ["--ckpt_path={trained}", "--trainer.max_epochs=1", "--trainer.limit_train_batches=6"],

@@ -22,7 +22,7 @@ from uvit_decay.encoders.table import FeatureOptions
 from uvit_decay.evaluation.comparison import MOST_REFERENCE, Comparison, open_reference
 from uvit_decay.evaluation.extractor_cache import prepare_extractor
 from uvit_decay.evaluation.image_sources import DatasetImages, GeneratedImages, ImageSource, choose_reference
-from uvit_decay.evaluation.metric_table import CONSISTENCY, MetricOptions, summary
+from uvit_decay.evaluation.metric_table import MetricOptions, summary
 from uvit_decay.evaluation.report import remarks
 from uvit_decay.evaluation.report_html import Ceiling
 from uvit_decay.evaluation.statistics_file import StatisticsFile
@@ -31,7 +31,6 @@ from uvit_decay.generation.samples import Samples
 from uvit_decay.latents.autoencoder import Autoencoder, decoder
 from uvit_decay.pictures import to_uint8
 from uvit_decay.runs.history import GENERATION
-from uvit_decay.runs.stage import describe_early, finds_no_class, is_early
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.tasks.diffusion import DiffusionTask
 from uvit_decay.terminal.errors import UserError
@@ -253,9 +252,3 @@ class GenerationMetrics(PeriodicSampling):
         record(trainer, self.folder / GENERATION, values, metadata, logged)
         shown = summary(values, metadata["extractor"], real)
         rank_zero_info(f"GenerationMetrics at step {trainer.global_step}: {shown} ({key})")
-        task = trainer.lightning_module
-        consistency = values.get(CONSISTENCY)
-        if consistency is None or is_early(trainer.global_step, task.settings):  # previews say it
-            return
-        if finds_no_class(consistency, task.net.num_classes, metadata["n"]):
-            rank_zero_info(describe_early(trainer.global_step, task.settings))

@@ -19,7 +19,7 @@ from uvit_decay.callbacks.progress import Progress
 from uvit_decay.callbacks.stopping import at_signals
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.diffusion.sampling import Sampling, total_nfe
-from uvit_decay.files.writing import check_writable, quote_path
+from uvit_decay.files.writing import quote_path
 from uvit_decay.pictures import save_image
 from uvit_decay.runs import history
 from uvit_decay.runs.folder import find_previous_run, run_folder
@@ -79,16 +79,11 @@ class Periodic(Callback):
         return chosen_precision(asked, task.trainer.strategy.root_device)  # the network may be moved there later
 
     def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
-        """Check the precision and the data module before training, and warn of a second callback with this history."""
+        """Check the precision and the data module before training."""
         self.precision(task)
-        name = type(self).__name__
         if self.reads_images and not isinstance(trainer.datamodule, ImageData):
+            name = type(self).__name__
             raise UserError(f"{name} reads images by number: pass a data module of uvit_decay.data, not a DataLoader")
-        periodic = [callback for callback in trainer.callbacks if isinstance(callback, Periodic)]
-        sharing = [callback for callback in periodic if callback.history_file == self.history_file]
-        if self.history_file and len(sharing) > 1 and sharing[1] is self:
-            what = f"the callbacks hold {name} twice"
-            rank_zero_info(f"warning: {what}: at the same step, the second replaces the first in {self.history_file}")
 
     def prepare_evaluation(self, trainer: Trainer, task: Task) -> None:
         """Check and load what `evaluate` needs, before training; long work belongs in `on_fit_start`."""
@@ -257,7 +252,7 @@ def picture_path(folder: Path, name: str, step: int) -> Path:
 def save_picture(trainer: Trainer, folder: Path, name: str, picture: Image.Image) -> None:
     """Save a picture as <name>.png and <name>/step_N.png in the run folder, and log it; only rank 0 may call this."""
     path = picture_path(folder, name, trainer.global_step)
-    check_writable(path)
+    path.parent.mkdir(exist_ok=True)
     save_image(folder / f"{name}.png", picture)
     log_picture(trainer, folder / f"{name}.png")
     save_image(path, picture)  # last: a resumed run takes it as the sign that the evaluation was completed
@@ -297,9 +292,6 @@ class PeriodicSampling(Periodic):
         return replace(sampling, precision=self.precision(task))
 
     def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
-        """Raise a UserError before training if the task is not a DiffusionTask, or does not support the sampler."""
-        if not isinstance(task, DiffusionTask):
-            name, kind = type(self).__name__, type(task).__name__
-            raise UserError(f"{name} samples images, which a {kind} cannot generate: remove it from the callbacks")
+        """Check the sampler, too."""
         super().setup(trainer, task, stage)
         task.source().check(self.sampling_for(task))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
@@ -35,17 +33,10 @@ class Summary(Callback):
         message += f"\nrun folder: {folder}, with {', '.join(contents)}"
         checkpoint = folder / CHECKPOINTS / LAST
         if checkpoint.exists():
-            message += f"\n{_suggest_command(folder, checkpoint, task)}"
+            flag = f"--ckpt {quote_path(checkpoint)}"
+            if task.path is not None:
+                message += f"\nsample from it: {localise('python sample.py')} {flag}"
+            else:
+                command = f"{localise('python evaluate.py')} probe {flag} --data {quote_path(folder / CONFIG)}"
+                message += f"\nevaluate its features: {command}"
         rank_zero_info(message)
-
-
-def _suggest_command(folder: Path, checkpoint: Path, task: Task) -> str:
-    """Return a command that uses the checkpoint of a run: sampling of a denoiser, probes of an encoder."""
-    flag = f"--ckpt {quote_path(checkpoint)}"
-    if task.path is not None:
-        return f"sample from it: {localise('python sample.py')} {flag}"
-    config = folder / CONFIG
-    command = f"{localise('python evaluate.py')} probe {flag}"
-    if config.exists():
-        command += f" --data {quote_path(config)}"  # the probes need its images
-    return f"evaluate its features: {command}"

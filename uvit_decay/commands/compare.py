@@ -10,16 +10,13 @@ from typing import TYPE_CHECKING, Literal
 from uvit_decay.compare.layers import ChosenProbes
 from uvit_decay.files.writing import check_writable, claim_paths
 from uvit_decay.terminal.errors import UserError
-from uvit_decay.terminal.progress import track
 
 if TYPE_CHECKING:
-    from uvit_decay.compare.report import Groups
     from uvit_decay.compare.runs import FinishedRun
 
 TRAINING = ("step", "epoch", "images")  # values of --x that are no options
 LAYER = "layer"  # another one
 FIGURES = (".png", ".pdf", ".svg")
-PATIENCE = 3.0  # seconds after which a bar appears
 
 
 def compare(
@@ -53,9 +50,13 @@ def compare(
     """
     if x != LAYER and chosen != ChosenProbes():
         raise UserError(f"--probes, --layers and --times are for --x layer, not for --x {x}")
-    spreadsheet = _check_outputs(out)
+    if out.suffix not in FIGURES:
+        raise UserError(f"--out {out}: the figure is a {', '.join(FIGURES)}")
+    spreadsheet = out.with_suffix(".csv")
+    for path in (out, spreadsheet):
+        check_writable(path)
 
-    from uvit_decay.compare import report
+    from uvit_decay.compare import figures, report
     from uvit_decay.compare.baseline import ARM, compare_with_baseline, describe_arms
     from uvit_decay.compare.differences import remarks
 
@@ -66,7 +67,12 @@ def compare(
     differences = compare_with_baseline(groups, baseline) if baseline is not None else []
     with claim_paths(out, spreadsheet):
         report.save_csv(spreadsheet, names, table, differences)
-        _save_figure(out, names, groups, ranked, x, options)
+        if x in TRAINING:
+            figures.save_curves(out, names[0], groups, x, ranked)
+        elif x == LAYER:
+            figures.save_layers(out, names[0], groups, ranked)
+        else:
+            figures.save_final_values(out, names, groups, options[1], ranked)
     print(f"{report.markdown(names, table)}\n")
     for line in _explain(loaded, ranked, spreadsheet.name):
         print(line)
@@ -79,28 +85,6 @@ def compare(
     for remark in remarks(loaded, *options):
         print(f"remark: {remark}", file=sys.stderr)
     print(f"wrote {out} and {spreadsheet.name}")
-
-
-def _check_outputs(out: Path) -> Path:
-    """Return the path of the table beside the figure; raise a UserError if one of the two cannot be written."""
-    if out.suffix not in FIGURES:
-        raise UserError(f"--out {out}: the figure is a {', '.join(FIGURES)}")
-    spreadsheet = out.with_suffix(".csv")
-    for path in (out, spreadsheet):
-        check_writable(path)
-    return spreadsheet
-
-
-def _save_figure(out: Path, names: Sequence[str], groups: Groups, ranked: str, x: str, options: Sequence[str]) -> None:
-    """Draw the groups over training, over the layers, or over the second of the options."""
-    from uvit_decay.compare import figures
-
-    if x in TRAINING:
-        figures.save_curves(out, names[0], groups, x, ranked)
-    elif x == LAYER:
-        figures.save_layers(out, names[0], groups, ranked)
-    else:
-        figures.save_final_values(out, names, groups, options[1], ranked)
 
 
 def _explain(loaded: Sequence[FinishedRun], rank: str, spreadsheet: str) -> Iterator[str]:
@@ -155,22 +139,18 @@ def _find_options(loaded: Sequence[FinishedRun], by: str, x: str | None) -> tupl
     from uvit_decay.compare.runs import find_option
 
     if x is None:
-        return [by], [find_option(loaded, by, "--by")]
-    options = [find_option(loaded, by, "--by"), find_option(loaded, x, "--x")]
+        return [by], [find_option(loaded, by, "by")]
+    options = [find_option(loaded, by, "by"), find_option(loaded, x, "x")]
     if options[0] == options[1]:
         raise UserError(f"--x {x} is the option of --by: name another, or step, epoch, images or layer")
     return [by, x], options
 
 
 def _read_runs(folders: Sequence[Path], chosen: ChosenProbes | None) -> list[FinishedRun]:
-    """Return the runs in these folders; show how many are read if it takes long."""
+    """Return the runs in these folders."""
     from uvit_decay.compare.runs import FinishedRun
 
-    runs: list[FinishedRun] = []
-    with track("reading runs", len(folders), "run", delay=PATIENCE) as work:
-        for folder in folders:
-            runs.append(FinishedRun.read(folder, chosen))
-            work.update()
+    runs = [FinishedRun.read(folder, chosen) for folder in folders]
     for run in runs if chosen is not None else ():  # read layer by layer
         if run.layers.times != runs[0].layers.times:
             levels = f"{list(runs[0].layers.times)} and {list(run.layers.times)}"

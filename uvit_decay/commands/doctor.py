@@ -14,9 +14,9 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from uvit_decay.commands.train.launch import Launch
-from uvit_decay.doctor import Finding, Plan, Report, cost, length
+from uvit_decay.doctor import Finding, Plan, Report, cost
 from uvit_decay.doctor.environment import check_devices, check_weights, list_images, list_ranks, list_versions
-from uvit_decay.doctor.rehearsal import PRACTICE, Practice, Rehearsal, rehearse
+from uvit_decay.doctor.rehearsal import Measurements, Practice, Rehearsal, rehearse
 from uvit_decay.runtime.distributed import others_needed
 from uvit_decay.terminal.errors import UserError, one_line
 from uvit_decay.terminal.progress import track
@@ -39,16 +39,14 @@ class Doctor(Launch):
 
     def fit(self, model: LightningModule, datamodule: LightningDataModule, **_: Any) -> None:
         """Examine the run; LightningCLI calls this instead of the trainer's method."""
-        self.save_config_callback = None
         report = Report(show=self.trainer.local_rank == self.trainer.node_rank == 0)
         with TemporaryDirectory() as folder, track(shown=report.show):
 
             def practice(callbacks: list[Callback]) -> Trainer:
                 length = {"max_steps": self.trainer.max_steps, "max_epochs": self.trainer.max_epochs}
-                options = {**PRACTICE, **length, "default_root_dir": folder, "callbacks": callbacks}
-                return self.instantiate_trainer(**options)
+                return self.build_practice(**length, default_root_dir=folder, callbacks=callbacks)
 
-            examine(Plan(self.trainer, model, datamodule), report, practice)
+            examine(Plan(self.trainer, model, datamodule), report, practice, self.measured)
         if dist.is_initialized() and not report.errors:
             dist.barrier()  # a process that is faster would take the group from the others
         code = report.close()
@@ -56,8 +54,15 @@ class Doctor(Launch):
             sys.exit(code)
 
 
-def examine(run: Plan, report: Report, practice: Practice) -> None:
-    """Add all findings on a run to the report: what this process can see, then a rehearsal of all ranks."""
+def examine(run: Plan, report: Report, practice: Practice, measured: Measurements | None) -> None:
+    """Add all findings on a run to the report: what this process can see, then a rehearsal of all ranks.
+
+    Args:
+        run: the run.
+        report: the report.
+        practice: builds the trainer of the rehearsal.
+        measured: what a rehearsal for the length of the run has measured; None: there was none.
+    """
     if STARTED in os.environ:
         rehearse(run, practice, Rehearsal(run))
         return
@@ -75,7 +80,7 @@ def examine(run: Plan, report: Report, practice: Practice) -> None:
         return
     try:
         with others_needed(), track("rehearsal", shown=report.show):
-            report.add(_measure_cost(run, practice, bool(report.errors)))
+            report.add(_measure_cost(run, practice, bool(report.errors), measured))
     except torch.OutOfMemoryError as error:
         flags = "--data.device_batch_size, or --model.net.checkpointing true"
         report.add([Finding("error", "memory", one_line(error), flags)])
@@ -84,13 +89,18 @@ def examine(run: Plan, report: Report, practice: Practice) -> None:
             report.add([Finding("error", "run", str(error))])
 
 
-def _measure_cost(run: Plan, practice: Practice, failed: bool) -> Iterator[Finding]:
-    """Rehearse the run, and yield the findings on its time and memory; `failed` if this process has found an error."""
-    os.environ[STARTED] = "yes"
-    try:
-        found = rehearse(run, practice, Rehearsal(run, failed))
-    finally:
-        del os.environ[STARTED]
+def _measure_cost(run: Plan, practice: Practice, failed: bool, measured: Measurements | None) -> Iterator[Finding]:
+    """Rehearse the run unless that was done, and yield the findings on its time and memory.
+
+    `failed`: this process has found an error; the other arguments are as of `examine`.
+    """
+    found = measured
+    if found is None:
+        os.environ[STARTED] = "yes"
+        try:
+            found = rehearse(run, practice, Rehearsal(run, failed))
+        finally:
+            del os.environ[STARTED]
     yield from found.callbacks
-    for check in (*cost.CHECKS, *length.CHECKS):
+    for check in cost.CHECKS:
         yield from check(run, found)

@@ -196,10 +196,7 @@ def reconstruct(options: Reconstruction) -> None:
         if not processes.is_main:
             return
         loaded = checkpoint.load(options.ckpt, options.weights, options.trust)
-        try:
-            reconstructor = Reconstructor(loaded.net.to(device), options.mask_ratio, options.seed)
-        except UserError as error:  # the network names its argument, a user typed the flag
-            raise UserError(str(error).replace("mask_ratio", "--mask-ratio")) from error
+        reconstructor = Reconstructor(loaded.net.to(device), options.mask_ratio, options.seed)
         channels, side = loaded.net.channels, loaded.net.image_size
         images = open_images(options.images, channels, side)
         tell_what_was_read([images], processes)

@@ -19,21 +19,11 @@ if TYPE_CHECKING:
 
     from uvit_decay.encoders.extractors import Extractor
     from uvit_decay.evaluation.comparison import Comparison
-    from uvit_decay.evaluation.image_sources import GeneratedImages, ImageSource
+    from uvit_decay.evaluation.image_sources import ImageSource
     from uvit_decay.runtime.distributed import Processes
 
 GREY = 1  # channels of the digits
 RGB = 3
-
-
-def _load_digits() -> ImageSource:
-    """Return the training digits, for --features digits."""
-    from uvit_decay.data import Digits
-    from uvit_decay.evaluation.image_sources import DatasetImages
-
-    digits = Digits()
-    digits.setup()
-    return DatasetImages(f"{digits.name}-train", digits.train, GREY, digits.class_names)
 
 
 def _prepare(
@@ -56,13 +46,16 @@ def _prepare(
         name: name of the reference.
         reference: images of the reference; None for statistics.
     """
+    from uvit_decay.data import Digits
     from uvit_decay.evaluation.comparison import MOST_REFERENCE
     from uvit_decay.evaluation.extractor_cache import prepare_extractor
-    from uvit_decay.evaluation.image_sources import choose_reference
+    from uvit_decay.evaluation.image_sources import DatasetImages, choose_reference
 
     training = None
     if features.name == DIGITS:
-        training = _load_digits()
+        digits = Digits()
+        digits.setup()
+        training = DatasetImages(f"{digits.name}-train", digits.train, GREY, digits.class_names)
     elif extractor.needs_labels:
         if reference is None or reference.labels is None or len(reference.class_names) < 2:
             raise UserError(
@@ -121,25 +114,6 @@ def _check_samples(
         raise UserError(f"{flag} is for the samples of a --ckpt, --samples are there already")
 
 
-def _open_checkpoint(
-    ckpt: Path,
-    num: int | None,
-    features: FeatureOptions,
-    extractor: Extractor,
-    reference: str,
-    sampling: SamplingOptions,
-    processes: Processes,
-) -> GeneratedImages:
-    """Return the samples of a checkpoint, which are made when they are read; arguments as in `generation`."""
-    from uvit_decay.evaluation.image_sources import GeneratedImages
-    from uvit_decay.generation.samples import Samples
-
-    samples = Samples.from_options(ckpt, sampling, processes.local_rank)
-    samples = replace(samples, compiled=features.compile)
-    channels = _choose_channels(features, extractor, reference, samples.shape[0])
-    return GeneratedImages(samples, num or 50_000, channels)
-
-
 def _compare_real(
     comparison: Comparison, ceiling: str | None, features: FeatureOptions, reference: str
 ) -> Comparison | None:
@@ -195,9 +169,10 @@ def generation(
 
     from uvit_decay.commands.opening import open_program, tell_what_was_read
     from uvit_decay.evaluation.comparison import Comparison, open_reference
-    from uvit_decay.evaluation.image_sources import choose_reference
+    from uvit_decay.evaluation.image_sources import GeneratedImages, choose_reference
     from uvit_decay.evaluation.open_by_name import open_images
     from uvit_decay.evaluation.report import write_reports
+    from uvit_decay.generation.samples import Samples
 
     files = list(features.files)
     if ckpt is not None:
@@ -209,7 +184,9 @@ def generation(
             channels = _choose_channels(features, extractor, reference)
             images = open_images(samples, channels, features.image_size, features.on_white)
         else:
-            images = _open_checkpoint(ckpt, num, features, extractor, reference, sampling, processes)
+            sampled = replace(Samples.from_options(ckpt, sampling, processes.local_rank), compiled=features.compile)
+            channels = _choose_channels(features, extractor, reference, sampled.shape[0])
+            images = GeneratedImages(sampled, num or 50_000, channels)
         file, reference_images = open_reference(reference, images.shape[0], features.image_size, features.on_white)
         tell_what_was_read([images, reference_images], processes)
         if max_reference is not None:

@@ -72,7 +72,7 @@ def compare_with_baseline(groups: Groups, baseline: str) -> list[Row]:
         baseline: label of the baseline, one of `groups`.
     """
     if len(groups) == 1:
-        raise UserError(f"--baseline {baseline}: all runs are {baseline}, there is nothing to compare with it")
+        raise UserError(f"all runs are {baseline}, there is nothing to compare with it", argument="baseline")
     plain = _group_by_seed(groups[(baseline,)])
     names = list_values(list_runs(groups))
     table = []
@@ -82,10 +82,8 @@ def compare_with_baseline(groups: Groups, baseline: str) -> list[Row]:
         by_seed = _group_by_seed(runs)
         seeds = [seed for seed in by_seed if seed in plain]
         if not seeds:
-            raise UserError(
-                f"--baseline {baseline}: {labels[0]} has the seeds {', '.join(by_seed)}, the baseline "
-                f"{', '.join(plain)}: pairs need a common seed"
-            )
+            seeds_of_both = f"{labels[0]} has the seeds {', '.join(by_seed)}, {baseline} has {', '.join(plain)}"
+            raise UserError(f"{seeds_of_both}: pairs need a common seed", argument="baseline")
         differences = {}
         for key in names:
             values = [_mean(by_seed[seed], key) - _mean(plain[seed], key) for seed in seeds]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -23,7 +23,7 @@ from uvit_decay.runs.history import (
     PROBES,
     read,
 )
-from uvit_decay.terminal.errors import UserError, explain
+from uvit_decay.terminal.errors import UserError
 from uvit_decay.terminal.program import localise
 
 OF_ONE_RUN = ("checkpoint", "step", "best", "tracked", "number")  # metadata of probes that differ from run to run
@@ -90,11 +90,9 @@ class ChosenProbes:
     def _find(self, run: Path) -> Path:
         """Return the folder of the tables."""
         if self.probes is not None:
-            if Path(self.probes).is_absolute() or ".." in Path(self.probes).parts:
-                raise UserError(f"--probes {self.probes}: give the name of a folder that is in each of the run folders")
             folder = run / self.probes
             if not _list_tables(folder):
-                raise UserError(f"--probes {self.probes}: {folder} has no {PROBE_TABLE}")
+                raise UserError(f"{folder} has no {PROBE_TABLE}", argument="probes")
             return folder
         if _list_tables(run):
             return run
@@ -107,7 +105,7 @@ class ChosenProbes:
             raise UserError(f"{run} has no {PROBE_TABLE}: {command} writes it")
         if len(found) > 1:
             names = ", ".join(folder.name for folder in found)
-            raise UserError(f"{run} has the probes {names}: choose with --probes {found[0].name}")
+            raise UserError(f"{run} has the folders {names}: choose one", argument="probes")
         return found[0]
 
     def _choose_times(self, rows: Sequence[_Row], folder: Path) -> tuple[float, ...]:
@@ -116,7 +114,8 @@ class ChosenProbes:
         chosen = known if self.times is None else sorted(set(self.times))
         for t in chosen:
             if t not in known:
-                raise UserError(f"--times {t:g}: {folder} has {', '.join(f'{level:g}' for level in known)}")
+                levels = ", ".join(f"{level:g}" for level in known)
+                raise UserError(f"{folder} has no {t:g}, it has {levels}", argument="times")
         return tuple(chosen)
 
     def _choose_layers(self, rows: Sequence[_Row], folder: Path) -> list[int]:
@@ -128,7 +127,7 @@ class ChosenProbes:
         names = known if self.layers is None else self.layers
         for name in names:
             if name not in known:
-                raise UserError(f"--layers {name}: {folder} has {', '.join(known)}")
+                raise UserError(f"{folder} has no {name}, it has {', '.join(known)}", argument="layers")
         return sorted({known[name] for name in names})
 
 
@@ -149,31 +148,21 @@ def _list_tables(folder: Path) -> list[Path]:
 
 def _read_rows(folder: Path) -> list[_Row]:
     """Return the rows of the tables in a folder, joined by layer and noise level."""
-    first, *others = _list_tables(folder)
-    rows = {(row.layer, row.t): row for row in _read_table(first)}
-    for table in others:
-        more = {(row.layer, row.t): row for row in _read_table(table)}
-        if more.keys() != rows.keys():
-            raise UserError(f"{table} has other layers or noise levels than {first}: measure both again")
-        for place, row in more.items():
-            rows[place] = replace(row, scores={**rows[place].scores, **row.scores})
+    rows: dict[tuple[int, float], _Row] = {}
+    for table in _list_tables(folder):
+        for row in _read_table(table):
+            before = rows.get((row.layer, row.t))
+            if before is not None:
+                row = replace(row, scores={**before.scores, **row.scores})
+            rows[row.layer, row.t] = row
     return list(rows.values())
 
 
-def _read_table(table: Path) -> list[_Row]:
-    """Return the rows of a table; raise a UserError if it is damaged."""
-    rows = []
-    with explain(f"{table} is damaged", ValueError, TypeError, LookupError, csv.Error):
-        for line in csv.DictReader(io.StringIO(read_text(table, LARGEST))):
-            scores = {name: float(value) for name, value in line.items() if name not in PLACE}
-            rows.append(_Row(int(line["layer"]), line["name"], float(line["t"]), scores))
-    if not rows:
-        raise UserError(f"{table} is damaged: it has no rows")
-    places = {(row.layer, row.t) for row in rows}
-    grid = len({row.layer for row in rows}) * len({row.t for row in rows})
-    if len(rows) != grid or len(places) != grid:
-        raise UserError(f"{table} is damaged: it has {len(rows)} rows of {grid} layers and noise levels")
-    return rows
+def _read_table(table: Path) -> Iterator[_Row]:
+    """Yield the rows of a table."""
+    for line in csv.DictReader(io.StringIO(read_text(table, LARGEST))):
+        scores = {name: float(value) for name, value in line.items() if name not in PLACE}
+        yield _Row(int(line["layer"]), line["name"], float(line["t"]), scores)
 
 
 def _average(cells: Iterable[Scores]) -> dict[str, float]:

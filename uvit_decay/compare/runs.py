@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from uvit_decay.compare.layers import ChosenProbes, LayerScores, Scores
-from uvit_decay.evaluation.metric_table import collect_values
 from uvit_decay.files.validation import flat, read_yaml
 from uvit_decay.runs.history import (
     CHECKPOINTS,
@@ -23,7 +22,7 @@ from uvit_decay.runs.history import (
     read,
     read_rows,
 )
-from uvit_decay.terminal.errors import UserError, explain
+from uvit_decay.terminal.errors import UserError
 
 PROBE = "probe_accuracy"  # of the chosen layers
 BEST = "best_accuracy"
@@ -44,7 +43,6 @@ OF_LAYERS = {  # scores of layers, by the names under which they are compared
 TOKENS = {"mean": "mean patch tokens", "all": "mean tokens", "cls": "class tokens"}  # by the pool of probes
 VALIDATION = "val/"  # prefix of the values of validations in metrics.csv
 TOP1 = "val/top1"  # of classifiers
-MOST = 1e12  # beyond every measured value
 Key = TypeVar("Key")
 OUTCOMES = ("measured_nfe", "remarks", "ceiling")  # metadata of samples that their metrics do not depend on
 
@@ -89,23 +87,16 @@ class FinishedRun:
         if not config.exists():
             raise UserError(f"{folder} has no config.yaml: name a run folder, such as runs/digits/version_0")
         options = dict(flat(read_yaml(config)))
-        generation = _read_history(folder / GENERATION)
-        last = None
-        if generation:
-            last = generation[-1]
+        generation = read(folder / GENERATION)
+        last = generation[-1] if generation else None
         validation = _read_validation(folder / METRICS)
         if chosen is not None:
             layers, tokens = _read_layers(folder, chosen)
             point = {BEST: math.nan, **layers.average(), "step": layers.step, "epoch": math.nan, "images": math.nan}
             return cls(folder, options, tokens, [point], last, validation, layers)
-        probes = _read_history(folder / PROBES)
+        probes = read(folder / PROBES)
         if not (probes or generation):
-            advice = (
-                "leave it out, wait for its first evaluation, or add the callback LinearProbes or GenerationMetrics"
-            )
-            raise UserError(f"{folder} has no measurement in {PROBES} or {GENERATION}: {advice}")
-        if not probes:
-            _check_shown(folder / GENERATION, generation)
+            raise UserError(f"{folder} has no measurement in {PROBES} or {GENERATION}: leave it out, or wait for one")
         ranked = None
         if probes:
             ranked = _name_tokens(probes[-1].metadata, probes[-1].values)
@@ -148,21 +139,6 @@ class FinishedRun:
         return dict(flat(settings))
 
 
-def _read_history(path: Path) -> list[Measurement]:
-    """Read a history; raise a UserError for an impossibly large value, which would spoil means and axes."""
-    measurements = read(path)
-    for measurement in measurements:
-        _check_values(measurement.values, f"{path} is damaged: at step {measurement.step}")
-    return measurements
-
-
-def _check_values(values: Mapping[str, float], where: str) -> None:
-    """Raise a UserError for an impossibly large value; `where` begins its message."""
-    for name, value in values.items():
-        if abs(value) > MOST:
-            raise UserError(f"{where}, {name} is {value:g}")
-
-
 def _name_tokens(protocol: Mapping[str, Any], names: Iterable[str]) -> str:
     """Return the name of the tokens whose rank the probes measured, given their settings and the names of scores."""
     pool = str(protocol.get("pool", "mean"))
@@ -179,13 +155,12 @@ def _read_layers(folder: Path, chosen: ChosenProbes) -> tuple[LayerScores, str]:
     names: set[str] = set()
     for number, scores in layers.by_layer.items():
         names.update(scores)
-        by_layer[number] = _rename_scores(scores, f"{folder}, layer {number}")
+        by_layer[number] = _rename_scores(scores)
     return replace(layers, by_layer=by_layer), _name_tokens(layers.protocol, names)
 
 
-def _rename_scores(scores: Scores, where: str) -> dict[str, float]:
+def _rename_scores(scores: Scores) -> dict[str, float]:
     """Return the scores of a layer under the names of OF_LAYERS; NaN where one is missing."""
-    _check_values(scores, f"{where} is damaged")
     known = {name.removesuffix(OF_CLASS_TOKENS): value for name, value in scores.items()}
     return {name: known.get(score, math.nan) for name, score in OF_LAYERS.items()}
 
@@ -201,29 +176,18 @@ def _make_point(measurement: Measurement) -> dict[str, float]:
     return point
 
 
-def _check_shown(path: Path, generation: Iterable[Measurement]) -> None:
-    """Raise a UserError if no metric of a history of samples is in the table of metrics."""
-    measured = {name for point in generation for name in point.values}
-    if not measured & collect_values().keys():
-        names = ", ".join(sorted(measured))
-        raise UserError(f"{path} has {names} alone, which compare does not show: add LinearProbes")
-
-
 def _read_validation(path: Path) -> dict[str, float]:
     """Return the last value of everything that validations logged to metrics.csv; empty if there is nothing."""
     last = {}
-    with explain(f"{path} is damaged", ValueError):
-        for _, values in read_rows(path):
-            for name, value in values.items():
-                if name.startswith(VALIDATION):
-                    last[name] = float(value)
-    if not 0 <= last.get(TOP1, 0.0) <= 1:
-        raise UserError(f"{path} is damaged: {TOP1} is {last[TOP1]:g}")
+    for _, values in read_rows(path):
+        for name, value in values.items():
+            if name.startswith(VALIDATION):
+                last[name] = float(value)
     return last
 
 
-def find_option(runs: Sequence[FinishedRun], name: str, flag: str = "--by") -> str:
-    """Return the full name of an option, given by its last part or parts."""
+def find_option(runs: Sequence[FinishedRun], name: str, argument: str = "by") -> str:
+    """Return the full name of an option, given by its last part or parts; errors name the `argument` that gave it."""
     ending = name.replace(".init_args", "")
     names: set[str] = set()
     for run in runs:
@@ -232,12 +196,12 @@ def find_option(runs: Sequence[FinishedRun], name: str, flag: str = "--by") -> s
     if ending not in names:
         found = sorted(option for option in names if option.endswith(f".{ending}"))
     if not found:
-        raise UserError(f"{flag} {name}: the configurations have no such option; model.net.alpha_min is one")
+        raise UserError(f"the configurations have no option {name}; model.net.alpha_min is one", argument=argument)
     if len(found) > 1:
-        raise UserError(f"{flag} {name} may be {', '.join(found)}: name one of them")
+        raise UserError(f"{name} may be {', '.join(found)}: name one of them", argument=argument)
     for run in runs:
         if found[0] not in run.options:
-            raise UserError(f"{flag} {name}: the configuration of {run.folder} has no {found[0]}")
+            raise UserError(f"the configuration of {run.folder} has no {found[0]}", argument=argument)
     return found[0]
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from hashlib import sha256
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import torch
@@ -89,6 +90,7 @@ class ImageData(LightningDataModule):
         self.train: ImageSet | None = None
         self.test: ImageSet | None = None
         self.class_names: tuple[str, ...] = ()
+        self.find_run_folder: Callable[[], Path] | None = None  # set by train.py; lists of images are kept there
         self.overlap = ""  # for reports: which test images are also training images
         self._fingerprint: str | None = None
         self.latents: LatentSpace | None = None  # None for pixels

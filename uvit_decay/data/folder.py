@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import torch
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from torch import Tensor
 
 from uvit_decay.data.batches import ImageSet, InMemory
@@ -171,17 +170,15 @@ class Images(ImageData):
     def _store_unread(self, lines: Sequence[str]) -> str:
         """Store a list of images that cannot be read in the folder of the run, on rank 0; return its name.
 
-        The name is empty if there is no trainer with a logger that makes such a folder.
+        The name is empty if the data are not those of a run with a folder.
         """
-        loggers = [] if self.trainer is None else self.trainer.loggers
-        for logger in loggers:
-            if isinstance(logger, TensorBoardLogger | CSVLogger):
-                file = Path(logger.log_dir, UNREAD)
-                if self.trainer.is_global_zero:
-                    check_writable(file)
-                    store_list(lines, file)
-                return str(file)
-        return ""
+        if self.find_run_folder is None:
+            return ""
+        file = self.find_run_folder() / UNREAD
+        if rank_zero_only.rank == 0:
+            check_writable(file)
+            store_list(lines, file)
+        return str(file)
 
     def listings(self) -> tuple[Listing, Listing | None]:
         """List the training images and the test images: of `test_path`, or of the part of `path` for testing."""

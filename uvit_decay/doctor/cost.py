@@ -1,4 +1,4 @@
-"""Memory, time and disk space of the whole run, estimated from a few steps."""
+"""Memory, time and disk space of the whole run, estimated from a few steps, and settings that do not fit its length."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from lightning.pytorch import Callback
 from uvit_decay.callbacks.best import BestCheckpoint
 from uvit_decay.callbacks.ema import EMA
 from uvit_decay.callbacks.last_checkpoint import LastCheckpoint
-from uvit_decay.doctor.rehearsal import FORWARD, Measurements
+from uvit_decay.callbacks.periodic import Periodic
+from uvit_decay.doctor.rehearsal import Measurements
 from uvit_decay.doctor.report import Finding, Plan, duration, gib
+from uvit_decay.runs.averages import MOST_INITIAL, describe_initial_share, initial_share
 from uvit_decay.runs.folder import find_runs
 from uvit_decay.tasks import Task
 
 TIGHT = 0.9  # share of the memory; beyond it fragments may not fit
+FORWARD = 1 / 3  # time of an image without a backward pass, divided by its time in training
+FORGOTTEN = 0.01  # share of the initial weights at the end of the run with the decay that is recommended
 LOGS = 16 * 2**20  # bytes of logs, pictures and histories; a generous estimate
 
 
@@ -45,6 +49,38 @@ def estimate_speed(run: Plan, found: Measurements) -> Iterator[Finding]:
         yield Finding("ok", "speed", text)
 
 
+def estimate_callbacks(run: Plan, found: Measurements) -> Iterator[Finding]:
+    """Report the time of the evaluations of each callback; warn of a callback that never runs."""
+    for callback, evaluations in found.evaluations.items():
+        name = type(callback).__name__
+        times = _count_times(callback, run, found)
+        if not times and run.begun < found.total < math.inf:
+            text = f"it never runs: every_n_steps is {callback.every_n_steps}, the run ends at step {found.total:g}"
+            shorter = max(1, int(found.total // 4))
+            yield Finding("warning", name, text, f"every_n_steps {shorter} of {name}, or at_end true")
+        else:
+            seconds = duration(evaluations * _forward_seconds(run, found))
+            yield Finding("ok", name, f"{times} x {evaluations} network evaluations, about {seconds} each time")
+
+
+def estimate_evaluations(run: Plan, found: Measurements) -> float:
+    """Return the seconds of all evaluations of the callbacks until the end of the run."""
+    count = sum(_count_times(callback, run, found) * each for callback, each in found.evaluations.items())
+    return count * _forward_seconds(run, found)
+
+
+def _count_times(callback: Periodic, run: Plan, found: Measurements) -> int:
+    """Return the number of times that a callback evaluates until the end of the run; 0 if the run has no end."""
+    if math.isinf(found.total):
+        return 0
+    return callback.count_due(found.epoch, run.begun, int(found.total))
+
+
+def _forward_seconds(run: Plan, found: Measurements) -> float:
+    """Return the seconds of a network evaluation of one image."""
+    return FORWARD * found.step / run.data.batch_size
+
+
 def estimate_length(run: Plan, found: Measurements) -> Iterator[Finding]:
     """Report the time of the whole run."""
     if math.isinf(found.total):
@@ -53,7 +89,8 @@ def estimate_length(run: Plan, found: Measurements) -> Iterator[Finding]:
     if found.total <= run.begun:
         return
     training = found.step * (found.total - run.begun)
-    parts = {"training": training, "callbacks": found.evaluating, "validation": _estimate_validation(run, found)}
+    parts = {"training": training, "callbacks": estimate_evaluations(run, found)}
+    parts["validation"] = _estimate_validation(run, found)
     seconds = sum(parts.values())
     shown = ", ".join(f"{duration(part)} of {name}" for name, part in parts.items())
     end = time.strftime("%d %b %H:%M", time.localtime(time.time() + seconds))
@@ -71,7 +108,7 @@ def _estimate_validation(run: Plan, found: Measurements) -> float:
     if test is None or limit == 0 or not found.epoch:
         return 0.0
     images = len(test) * limit if isinstance(limit, float) else min(len(test), limit * run.data.batch_size)
-    return _count_validations(run, found) * images * found.step * FORWARD / run.data.batch_size
+    return _count_validations(run, found) * images * _forward_seconds(run, found)
 
 
 def _count_validations(run: Plan, found: Measurements) -> int:
@@ -148,4 +185,28 @@ def check_disk(run: Plan, found: Measurements) -> Iterator[Finding]:
         yield Finding("error", "disk", text, hint)
 
 
-CHECKS = (check_memory, estimate_speed, estimate_length, check_disk)
+def check_warmup(run: Plan, found: Measurements) -> Iterator[Finding]:
+    """Warn if the run ends within its warm-up."""
+    optim = run.task.optim
+    shorter = optim.find_shorter_warmup(found.total, found.epoch)
+    if shorter is not None:
+        text = f"the run ends at step {found.total:g}, its warm-up takes {optim.warmup(found.epoch):g} steps"
+        yield Finding("warning", "warm-up", text, shorter)
+
+
+def check_average(run: Plan, found: Measurements) -> Iterator[Finding]:
+    """Warn if the average of the weights, from which samples and probes come, keeps much of the initial weights."""
+    for callback in run.trainer.callbacks:
+        if not isinstance(callback, EMA) or math.isinf(found.total):
+            continue
+        share = initial_share(found.total, callback.decay, callback.ramp, callback.ramp_steps)
+        if share > MOST_INITIAL:
+            text = describe_initial_share(share, callback.decay, found.total)
+            flag = "ramp_steps null of EMA"
+            if not callback.ramp:
+                rest = 1 - FORGOTTEN ** (1 / found.total)
+                flag = f"ramp true of EMA, or decay {1 - float(f'{rest:.1g}'):g}"
+            yield Finding("warning", "EMA", text, flag)
+
+
+CHECKS = (estimate_callbacks, check_memory, estimate_speed, estimate_length, check_disk, check_warmup, check_average)

@@ -34,16 +34,11 @@ def check_devices(run: Plan) -> Iterator[Finding]:
     """Report the devices of this node, their memory and the precision of training."""
     device = run.trainer.strategy.root_device
     count = run.trainer.num_devices
-    on_gpu = device.type == "cuda"
-    cores = os.cpu_count() or 1
-    if on_gpu:
+    if device.type == "cuda":
         text = f"{count} of {torch.cuda.device_count()} GPUs, {torch.cuda.get_device_name(device)}"
     else:
-        text = f"{count} process{'es' * (count > 1)} on {cores} CPU cores"
+        text = f"{count} process{'es' * (count > 1)} on {os.cpu_count()} CPU cores"
     yield Finding("ok", "devices", f"{text}, {gib(memory_limit(device))}, trains in {run.trainer.precision}")
-    if not on_gpu and count > cores:
-        text = f"--trainer.devices {count} starts {count} processes on {cores} cores"
-        yield Finding("error", "devices", text, f"--trainer.devices {min(cores, 8)}, or fewer")
     if DRIVER.exists() and not torch.accelerator.is_available():
         text = "this machine has an NVIDIA driver, but torch finds no GPU"
         yield Finding("warning", "devices", text, "install torch for CUDA, or look at CUDA_VISIBLE_DEVICES")

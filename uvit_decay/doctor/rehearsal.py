@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.callbacks.summary import Summary
 from uvit_decay.doctor.environment import find_missing_weights, memory_limit
-from uvit_decay.doctor.report import Finding, Plan, duration
+from uvit_decay.doctor.report import Finding, Plan
 from uvit_decay.runs.counters import run_length
 from uvit_decay.runtime.distributed import COMPARED, Processes
 from uvit_decay.runtime.random import subset
@@ -47,7 +47,6 @@ PRACTICE = {
 }
 Practice = Callable[[list[Callback]], Trainer]  # function callbacks -> trainer that writes nothing
 Copied = TypeVar("Copied")
-FORWARD = 1 / 3  # time of an image without a backward pass, divided by its time in training
 
 
 @dataclass
@@ -63,12 +62,12 @@ class Measurements:
     images: int = 0  # of a micro-batch
     epoch: int = 0  # optimizer steps of an epoch
     total: float = math.inf  # optimizer steps of the run
-    evaluating: float = 0.0  # seconds of all evaluations of callbacks
-    callbacks: list[Finding] = field(default_factory=list)  # one per callback that evaluates
+    evaluations: dict[Periodic, int] = field(default_factory=dict)  # network evaluations of one `evaluate`
+    callbacks: list[Finding] = field(default_factory=list)  # of those that fail or are left out
 
 
 class Rehearsal(Callback):
-    """Times the first steps of a fit and stops it; then estimates the cost of the periodic callbacks.
+    """Times the first steps of a fit and stops it; then counts the network evaluations of the periodic callbacks.
 
     Args:
         run: the run.
@@ -126,39 +125,21 @@ class Rehearsal(Callback):
         self.found.peak = peak_bytes(task.device)
         self.found.moments = state_bytes(trainer.optimizers[0])
         for callback in self.run.periodic:
-            self.found.callbacks.append(self._estimate_cost(trainer, task, callback))
+            self._examine_callback(trainer, task, callback)
 
-    def _estimate_cost(self, trainer: Trainer, task: Task, callback: Periodic) -> Finding:
-        """Return the cost of a callback by its forward passes.
-
-        The callback is also checked, if all weights that it needs are on this machine.
-        """
+    def _examine_callback(self, trainer: Trainer, task: Task, callback: Periodic) -> None:
+        """Count the network evaluations of a callback; check it if all weights that it needs are on this machine."""
         name = type(callback).__name__
-        times = self._count_times(callback)
         try:
             if not find_missing_weights(callback, trainer.datamodule):
                 callback.setup(trainer, task, "fit")
                 callback.prepare(trainer, task)
-            if callback.left_out is not None:
-                return Finding("warning", name, f"left out: {callback.left_out}")
-            evaluations = callback.evaluations(trainer, task)
+            if callback.left_out is None:
+                self.found.evaluations[callback] = callback.evaluations(trainer, task)
+            else:
+                self.found.callbacks.append(Finding("warning", name, f"left out: {callback.left_out}"))
         except UserError as error:
-            return Finding("error", name, str(error))
-        if not times and self.run.begun < self.found.total < math.inf:
-            text = (
-                f"it never runs: every_n_steps is {callback.every_n_steps}, the run ends at step {self.found.total:g}"
-            )
-            shorter = max(1, int(self.found.total // 4))
-            return Finding("warning", name, text, f"every_n_steps {shorter} of {name}, or at_end true")
-        seconds = evaluations * FORWARD * self.found.step / trainer.datamodule.batch_size
-        self.found.evaluating += times * seconds
-        return Finding("ok", name, f"{times} x {evaluations} network evaluations, about {duration(seconds)} each time")
-
-    def _count_times(self, callback: Periodic) -> int:
-        """Return the number of times that the callback runs until the end of the run; 0 if the run has no end."""
-        if math.isinf(self.found.total):
-            return 0
-        return callback.count_due(self.found.epoch, self.run.begun, int(self.found.total))
+            self.found.callbacks.append(Finding("error", name, str(error)))
 
 
 def state_bytes(optimizer: Optimizer) -> int:

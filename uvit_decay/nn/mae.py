@@ -281,10 +281,8 @@ def visible_patches(patches: int, mask_ratio: float) -> int:
     check_numbers("(0, 1)", mask_ratio=mask_ratio)
     kept = int(patches * (1 - mask_ratio))
     if not 0 < kept < patches:
-        raise UserError(
-            f"mask_ratio {mask_ratio} leaves {kept} of {patches} patches visible; "
-            "choose a ratio that keeps some patches and removes some"
-        )
+        line = f"{mask_ratio} leaves {kept} of {patches} patches visible: keep some patches, and remove some"
+        raise UserError(line, argument="mask_ratio")
     return kept
 
 

@@ -1,13 +1,11 @@
-"""The stage of a training at which samples are no result yet: noise, or images without the class asked for."""
+"""The stage of a training at which samples are no result yet."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 EARLY = 300  # optimizer steps; until then, samples of networks that began from noise show nothing
-ERRORS = 2.0  # standard errors
 
 
 def describe_early(step: int, settings: Mapping[str, Any]) -> str:
@@ -29,16 +27,3 @@ def is_early(step: int, settings: Mapping[str, Any]) -> bool:
         settings: settings of the run by flag.
     """
     return step < EARLY and not settings.get("model.init_from")
-
-
-def finds_no_class(consistency: float, classes: int, samples: int) -> bool:
-    """Return whether a classifier recognises the classes of samples no better than by chance.
-
-    Args:
-        consistency: share of the samples that have their class; NaN if unknown.
-        classes: number of classes.
-        samples: number of samples.
-    """
-    chance = 1 / classes
-    error = math.sqrt(chance * (1 - chance) / samples)
-    return consistency <= chance + ERRORS * error

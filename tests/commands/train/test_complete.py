@@ -9,14 +9,14 @@ from refusals import find_line
 
 from uvit_decay.checkpoint import load
 from uvit_decay.commands.train.complete import (
-    leave_out_other_data,
+    leave_out_classes,
     name_data,
     prefer_minutes,
     reset_alpha_min,
     unclip_latents,
 )
 from uvit_decay.commands.train.words import list_given
-from uvit_decay.data import AugmentedImages, Images, folder
+from uvit_decay.data import Images, folder
 from uvit_decay.data.named import open_data
 
 NAMES = [f"{kind}/{i}.png" for kind in ("cat", "dog") for i in range(4)]
@@ -66,11 +66,6 @@ def test_a_configuration_that_names_the_network_alone_decides(images, tmp_path, 
     assert open_data(str(tmp_path / "data.yaml"), None, 16, 1).train.images.shape[-1] == 16
 
 
-@pytest.mark.parametrize(("kind", "size"), [(Images, 32), (AugmentedImages, 224)])
-def test_in_python_the_sizes_are_those_they_were(kind, size):
-    assert (kind("images").image_size, kind("images", image_size=64).image_size) == (size, 64)
-
-
 def test_a_run_goes_on_under_a_configuration_whose_sizes_are_null(images, tmp_path, monkeypatch):
     listed = []
     list_parts = folder.list_parts
@@ -88,15 +83,10 @@ def test_a_run_goes_on_under_a_configuration_whose_sizes_are_null(images, tmp_pa
     assert card.net.init_args.items() >= sizes.items()
 
 
-def test_pictures_without_classes_make_a_network_without_classes(tmp_path, monkeypatch, capsys, caplog):
+def test_pictures_without_classes_make_a_network_without_classes(tmp_path, monkeypatch, capsys):
     tree(tmp_path / "images", [f"{i}.png" for i in range(4)])
-    words = [
-        "--data=Images",
-        f"--data.path={tmp_path / 'images'}",
-        *FLAGS,
-        "--trainer.callbacks=LastCheckpoint",
-        *NULLS,
-    ]
+    words = ["--data=Images", f"--data.path={tmp_path / 'images'}", *FLAGS, *NULLS]
+    words.append("--trainer.callbacks=LastCheckpoint")
     with pytest.raises(SystemExit):
         train(monkeypatch, tmp_path, "fit", *words, "--print_config")
     printed = yaml.safe_load(capsys.readouterr().out)
@@ -104,7 +94,6 @@ def test_pictures_without_classes_make_a_network_without_classes(tmp_path, monke
     train(monkeypatch, tmp_path, "fit", *words)
     (last,) = tmp_path.rglob("last.ckpt")
     assert load(last).card.net.init_args["num_classes"] == 0
-    find_line(caplog.messages, "no classes", "label_dropout", "sampling.guidance")
 
 
 @pytest.mark.parametrize(
@@ -143,35 +132,27 @@ def test_latents_are_clipped_only_where_the_command_line_asks(data, words, clip)
 
 
 @pytest.mark.parametrize(
-    ("class_names", "words", "test_path", "classes"),
+    ("names", "words", "classes"),
     [
-        (["cat", "dog"], ["--data.path=X"], None, None),
-        (["cat", "n01440764"], ["--data.init_args.path", "X"], None, "imagenet-1k"),
-        (
-            ["cat", "dog"],
-            ["--data.path=X", "--data.test_path=test", "--data.classes", "imagenet-1k"],
-            "test",
-            "imagenet-1k",
-        ),
-        (["cat", "dog"], ["--data.path=X", "--config=own.yaml"], "test", "imagenet-1k"),
-        (["cat", "dog"], ["--data.holdout=0.1"], "test", "imagenet-1k"),
+        (["cat", "dog"], ["--data.path=X"], None),
+        (["cat", "n01440764"], ["--data.init_args.path", "X"], "imagenet-1k"),
+        (["cat", "dog"], ["--data.path=X", "--data.classes", "imagenet-1k"], "imagenet-1k"),
+        (["cat", "dog"], ["--data.path=X", "--config=own.yaml"], "imagenet-1k"),
+        (["cat", "dog"], ["--data.holdout=0.1"], "imagenet-1k"),
     ],
 )
-def test_a_path_on_the_command_line_takes_the_other_data_of_a_configuration_away(
-    class_names, words, test_path, classes, tmp_path
-):
-    tree(tmp_path, [f"{name}/0.png" for name in class_names])
-    arguments = Namespace(path=str(tmp_path), test_path="test", classes="imagenet-1k")
+def test_a_path_on_the_command_line_takes_the_class_list_of_a_configuration_away(names, words, classes, tmp_path):
+    tree(tmp_path, [f"{name}/0.png" for name in names])
+    arguments = Namespace(path=str(tmp_path), classes="imagenet-1k")
     config = Namespace(data=Namespace(class_path="uvit_decay.data.AugmentedImages", init_args=arguments))
-    said = leave_out_other_data(config, list_given(words)) or ""
-    assert (arguments.test_path, arguments.classes) == (test_path, classes)
-    assert ("--data.test_path" in said) == (test_path is None)
+    assert bool(leave_out_classes(config, list_given(words))) == (classes is None)
+    assert arguments.classes == classes
 
 
 def test_latents_of_own_pictures_take_the_class_list_of_a_configuration_away(encoded):
-    arguments = Namespace(path=str(encoded), test_path=None, classes="imagenet-100/cmc")
+    arguments = Namespace(path=str(encoded), classes="imagenet-100/cmc")
     config = Namespace(data=Namespace(class_path="uvit_decay.data.Latents", init_args=arguments))
-    leave_out_other_data(config, {"data.path": str(encoded)})
+    leave_out_classes(config, {"data.path": str(encoded)})
     assert arguments.classes is None
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import pkgutil
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,22 +12,17 @@ from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch.utilities import rank_zero_info
 from torch import device, nn
 
-from uvit_decay.checkpoint.detect import KEY
-from uvit_decay.checkpoint.io import HOME, ModelCard, StoredModel
+from uvit_decay.checkpoint.io import HOME, StoredModel
 from uvit_decay.commands.train.words import Given
 from uvit_decay.data import ImageData
 from uvit_decay.data.classes import class_list
 from uvit_decay.data.datamodule import Sizes
-from uvit_decay.data.labels import AUTO, FOLDERS
 from uvit_decay.data.listing import list_images
-from uvit_decay.data.splits import are_parts
 from uvit_decay.decay import DEPTH_ATTENTION, SHORTCUTS
 from uvit_decay.files.instantiate import Spec, build
 from uvit_decay.files.writing import at_home
 from uvit_decay.latents import manifest
 from uvit_decay.latents.module import Latents
-from uvit_decay.runs.checkpoints import NAMES, Checkpoints, find_before
-from uvit_decay.runs.history import list_run_folders
 from uvit_decay.runs.settings import resolve_class
 from uvit_decay.tasks.init_from import find_misfits, read_weights
 from uvit_decay.terminal.errors import UserError
@@ -52,8 +46,8 @@ def complete(config: Namespace, given: Given) -> ImageData | None:
     Returns:
         The data module, if it was built to find its sizes, with its files listed; otherwise None.
     """
-    rules = (leave_out_other_data, prefer_minutes, name_run, keep_split_classes)
-    for rule in (*rules, reset_alpha_min, unclip_latents, crop_to_network):
+    rules = (leave_out_classes, prefer_minutes, name_run, reset_alpha_min, unclip_latents, crop_to_network)
+    for rule in rules:
         _apply(rule, config, given)
     data = take_data_sizes(config)
     _apply(start_from_noise_if_unfit, config, given)
@@ -69,33 +63,18 @@ def _apply(rule: Rule, config: Namespace, given: Given) -> None:
         rank_zero_info(remark)
 
 
-def leave_out_other_data(config: Namespace, given: Given) -> str | None:
-    """Set test images and class list of a configuration to null if the command line names other data by --data.path.
+def leave_out_classes(config: Namespace, given: Given) -> str | None:
+    """Set the class list of a configuration to null if the command line names other data by --data.path.
 
     The class list stays if the data have one of its classes: then they are a copy of the configuration's data, or a
     part of it, which the data module refuses.
     """
-    if "data.path" not in given:
-        return None
     arguments = config.data.init_args
-    left_out = []
-    for name in list(_find_other_data(config, given)):
-        left_out.append(f"{name} {arguments[name]}")
-        arguments[name] = None
-    if not left_out:
+    name = arguments.get("classes")
+    if "data.path" not in given or "data.classes" in given or name is None or _has_class_of(name, config):
         return None
-    instead = "; --data.test_path or --data.holdout 0.1 gives test images" if arguments.get("test_path") is None else ""
-    return f"--data.path leaves out the configuration's {' and '.join(left_out)}{instead}"
-
-
-def _find_other_data(config: Namespace, given: Given) -> Iterator[str]:
-    """Yield the arguments of the data module that a configuration sets for other data than the command line names."""
-    arguments = config.data.init_args
-    for name in ("test_path", "classes"):
-        if arguments.get(name) is None or f"data.{name}" in given:
-            continue
-        if name == "test_path" or not _has_class_of(arguments[name], config):
-            yield name
+    arguments.classes = None
+    return f"--data.path leaves out the configuration's classes {name}"
 
 
 def _has_class_of(name: str, config: Namespace) -> bool:
@@ -130,43 +109,6 @@ def name_run(config: Namespace, given: Given) -> None:
         arguments = logger.get("init_args") if isinstance(logger, Namespace) else None
         if arguments and "experiment" in arguments and arguments.experiment is None:
             arguments.experiment = name_data(config.data)
-
-
-def keep_split_classes(config: Namespace, given: Given) -> str | None:
-    """Take the folders of splits as classes if the run resumes from a checkpoint whose classes they are.
-
-    Earlier runs took folders such as Training and Testing, which are now read as the parts of a data set, as classes.
-    """
-    arguments = config.data.get("init_args") or Namespace()
-    chosen = config.get("ckpt_path")
-    if not chosen or arguments.get("labels") != AUTO:
-        return None
-    with suppress(UserError), Checkpoints() as checkpoints:  # the error comes when the run resumes
-        for path in _list_resumable(config):
-            contents = checkpoints.read(path)
-            before = contents.get("settings") or {}
-            if chosen in NAMES and before.get("data.path") != str(arguments.get("path")):
-                continue
-            classes = ModelCard.from_dict(contents[KEY], path).class_names
-            if before.get("data.labels", AUTO) != AUTO or not are_parts(classes):
-                return None
-            arguments.labels = FOLDERS
-            return f"--data.labels {FOLDERS}: the classes of {path} are the folders {', '.join(classes)}"
-    return None
-
-
-def _list_resumable(config: Namespace) -> list[Path]:
-    """Return the checkpoint that --ckpt_path names, or the newest ones of the runs of this experiment."""
-    if config.ckpt_path not in NAMES:
-        return [Path(config.ckpt_path)]
-    loggers = config.trainer.logger
-    found = []
-    for logger in loggers if isinstance(loggers, list) else [loggers]:
-        arguments = logger.get("init_args") if isinstance(logger, Namespace) else None
-        if arguments and arguments.get("experiment"):
-            runs = list_run_folders(Path(arguments.save_dir, arguments.experiment))
-            found += [find_before(run, sys.maxsize) for run in runs]
-    return [path for path in found if path is not None]
 
 
 def name_data(data: Namespace) -> str:
@@ -213,10 +155,10 @@ def unclip_latents(config: Namespace, given: Given) -> str | None:
     Clipping to [-1, 1] is for pixels; latents of unit variance exceed this range.
     """
     sampling = config.model.init_args.get("sampling")
-    if not sampling or not sampling.get("clip") or not issubclass(_find_data_class(config), Latents):
+    if "model.sampling.clip" in given or not sampling or not sampling.get("clip"):
         return None
-    if "model.sampling.clip" in given:
-        return "warning: --model.sampling.clip clamps latents to [-1, 1] in sampling; it is meant for pixels"
+    if not issubclass(_find_data_class(config), Latents):
+        return None
     sampling.clip = None
     return "sampling.clip of the configuration is off: it is for pixels, --model.sampling.clip true forces it"
 
@@ -250,24 +192,7 @@ def take_data_sizes(config: Namespace) -> ImageData | None:
         config.data.init_args.image_size = sizes.image_size
     values = ", ".join(f"{name} {arguments[name]}" for name in taken)
     rank_zero_info(f"the network has {values}, as the data")
-    if "num_classes" in taken:
-        _tell_unguided(config, sizes)
     return data
-
-
-def _tell_unguided(config: Namespace, sizes: Sizes) -> None:
-    """Print that settings of conditional networks do nothing if the data have no classes.
-
-    The settings stay, because all that samples drops the guidance of an unconditional network.
-    """
-    arguments = config.model.init_args
-    unused = []
-    if arguments.get("label_dropout"):
-        unused.append("label_dropout")
-    if arguments.get("sampling.guidance", 1.0) != 1.0:
-        unused.append("sampling.guidance")
-    if sizes.num_classes == 0 and unused:
-        rank_zero_info(f"the data have no classes: {' and '.join(unused)} of the configuration do nothing")
 
 
 def start_from_noise_if_unfit(config: Namespace, given: Given) -> str | None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import yaml
+from jsonargparse import Namespace
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
@@ -32,6 +33,7 @@ from uvit_decay.commands.train.parser import TrainParser, check_nodes, check_val
 from uvit_decay.commands.train.words import Given, list_given
 from uvit_decay.data import ImageData
 from uvit_decay.doctor import Plan
+from uvit_decay.doctor.rehearsal import PRACTICE, Measurements
 from uvit_decay.files.instantiate import Trusted
 from uvit_decay.files.validation import YAML_LOADER, flat
 from uvit_decay.files.writing import check_writable
@@ -103,10 +105,11 @@ class Launch(LightningCLI):
         self.words = words
         self.began = began
         self.claims = claims
+        self.config: Namespace | None = None  # until the command line is parsed
         self.given: Given = {}  # the settings of the command line
+        self.measured: Measurements | None = None  # of the rehearsal that found the length of the run by its minutes
         self._checkpoints = Checkpoints()  # opened to find the one that this run resumes from
         self._digests: dict[str, str] | None = None  # of `digest_files`, from the first dump of the settings
-        self._fits_minutes = False  # whether the length of the run was found by its minutes
         with name_flags(self._find_flag):
             super().__init__(
                 Task,
@@ -146,7 +149,7 @@ class Launch(LightningCLI):
 
     def _find_flag(self, name: str, error: UserError) -> str | None:
         """Return the flag of an argument that an error names; the parser's own errors name flags already."""
-        if not hasattr(self, "config"):
+        if self.config is None:
             return None
         return find_flag(self.config[self.config.subcommand].as_dict(), name, error)
 
@@ -203,7 +206,9 @@ class Launch(LightningCLI):
             given["strategy"] = Sharded()
         is_default = given["logger"] in (None, True)  # Lightning's own logger, which makes folders
         if not is_default and not any(map(makes_folders, loggers)):
-            folder = self._make_run_folder(given["default_root_dir"] or "runs")
+            paths = self._get(self.config, "data.class_path"), self._get(self.config, "model.init_args.net.class_path")
+            name = "_".join(path.rpartition(".")[2] for path in paths)
+            folder = RunFolder(name.lower(), given["default_root_dir"] or "runs")
             given["logger"] = [*filter(None, loggers), folder]
         chosen = as_list(given["callbacks"])
         has_bar = any(isinstance(callback, ProgressBar) for callback in chosen)
@@ -222,12 +227,6 @@ class Launch(LightningCLI):
             if folder is not None:
                 check_writable(Path(folder), folder=True, make=False)
         return trainer
-
-    def _make_run_folder(self, root: str) -> RunFolder:
-        """Return the folder of a run without a logger that makes one, named after its data and its network."""
-        data = self._get(self.config, "data").class_path.rpartition(".")[2]
-        net = self._get(self.config, "model").init_args.net.class_path.rpartition(".")[2]
-        return RunFolder(f"{data}_{net}".lower(), root)
 
     def _choose_precision(self, loggers: list[Any]) -> str | None:
         """Return the precision that is asked for, which is saved; by default bf16-mixed where it is no slower.
@@ -267,7 +266,8 @@ class Launch(LightningCLI):
         if not path:
             return None
         root = self._get(self.config_init, "trainer.default_root_dir") or "."
-        return read_settings(path, self._dump_settings(), self._list_allowed(), loggers, root, self._checkpoints)
+        allowed = as_list(self._get(self.config, "resume.allow"))
+        return read_settings(path, self._dump_settings(), allowed, loggers, root, self._checkpoints)
 
     # 3. Start: the checkpoint, the run folder, the length.
 
@@ -319,12 +319,15 @@ class Launch(LightningCLI):
         chosen = self._get(self.config_init, "ckpt_path")
         task = self.model
         task.settings = self._dump_settings()
-        task.allowed = self._list_allowed()
+        task.allowed = as_list(self._get(self.config, "resume.allow"))
         claims = self.claims if self.writes else None
         trains = self.subcommand == "fit"
         task.start = resume(task, self.trainer, self.datamodule, chosen, self._checkpoints, trains, claims)
         if self.writes and task.start is not None and task.start.run is not None:
             go_on(self.trainer, task.start)
+        logger = next(filter(makes_folders, self.trainer.loggers), None)
+        if self.writes and logger is not None:
+            self.datamodule.find_run_folder = lambda: Path(logger.log_dir)  # makes the folder of a new run
         if chosen in NAMES:
             self.config_init[self.subcommand].ckpt_path = task.start and task.start.checkpoint
 
@@ -340,9 +343,8 @@ class Launch(LightningCLI):
         steps = start.settings.get("trainer.max_steps", -1) if start is not None else -1
         if steps == -1:
             run = Plan(self.trainer, self.model, self.datamodule)
-            steps = find_steps(minutes, self.began, run, self._build_silent_trainer)
-            steps += run.begun
-            self._fits_minutes = True
+            self.measured = find_steps(minutes, self.began, run, self.build_practice)
+            steps = int(self.measured.total)
         else:
             rank_zero_info(
                 f"--minutes {minutes:g} is for new runs: this run ends at step {steps}, or at --trainer.max_steps"
@@ -351,11 +353,11 @@ class Launch(LightningCLI):
         self._get(self.config, "trainer").max_steps = steps
         self.model.settings = self._dump_settings()
 
-    def _build_silent_trainer(self, **options: Any) -> Trainer:
-        """Return the trainer of this run with other settings, without the files of a run."""
+    def build_practice(self, **options: Any) -> Trainer:
+        """Return the trainer of a rehearsal of this run, with other settings and without the files of a run."""
         save_config, self.save_config_callback = self.save_config_callback, None
         try:
-            return self.instantiate_trainer(**options)
+            return self.instantiate_trainer(**PRACTICE, **options)
         finally:
             self.save_config_callback = save_config
 
@@ -366,7 +368,7 @@ class Launch(LightningCLI):
 
         A run with a cool-down goes on from a checkpoint before it; if there is none, a longer run starts anew.
         """
-        if not (self._fits_minutes and self.writes):
+        if self.measured is None or not self.writes:
             return
         steps = self.trainer.max_steps
         checkpoint: str | Path | None = AUTO
@@ -375,10 +377,6 @@ class Launch(LightningCLI):
         rank_zero_info(f"train on: {describe_longer(self.words, 2 * steps, checkpoint)}")
 
     # What several of these need.
-
-    def _list_allowed(self) -> list[str]:
-        """Return the settings of --resume.allow."""
-        return as_list(self._get(self.config, "resume.allow"))
 
     def _dump_settings(self) -> dict[str, Any]:
         """Return the settings of this run in EXPERIMENT by flag, such as {"model.optim.lr": 1e-4}.

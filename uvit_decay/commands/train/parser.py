@@ -19,7 +19,7 @@ from lightning.pytorch.strategies import ParallelStrategy
 import uvit_decay
 from uvit_decay import diffusion
 from uvit_decay.commands.train.help import FIT_FLAGS
-from uvit_decay.commands.train.messages import NAMEABLE, PRECISIONS, TAKEN, describe_error
+from uvit_decay.commands.train.messages import NAMEABLE, PRECISIONS, describe_error
 from uvit_decay.commands.train.words import CONFIG_FLAGS, check_config
 from uvit_decay.files.instantiate import GONE, NOT_NULL, current_path
 from uvit_decay.files.validation import YAML_LOADER, parse, read_text
@@ -35,12 +35,7 @@ SHARDING = ("fsdp", "deepspeed", "modelparallel")  # words in the names of Light
 READ_NULL = re.compile(r"=None$")
 SHORTENED = {"uvit_decay": uvit_decay.MODULES, "uvit_decay.diffusion": diffusion.MODULES}  # packages with short paths
 SHORT_PATH = re.compile(r"(?<=class_path: )(uvit_decay(?:\.diffusion)?)\.([A-Za-z]+)$", re.MULTILINE)
-REFUSED = {  # flags of the trainer that do not do here what they say -> what to use
-    "reload_dataloaders_every_n_epochs": "it would repeat epoch 0; every epoch has an order of its own without it",
-    "overfit_batches": "give --data.path a folder of few images, or set --trainer.limit_train_batches",
-}
-LEAST = {"check_val_every_n_epoch": 1, "log_every_n_steps": 0, "min_steps": 0, "min_epochs": 0, "gradient_clip_val": 0}
-
+SUPPORTED = ("None", "32", "32-true", "bf16-mixed", FLOAT16)  # precisions
 
 CKPT_PATH = (
     "checkpoint to resume from: a file; last, the newest one of the experiment; or auto, the newest one of a run with "
@@ -185,55 +180,19 @@ def check_values(config: Namespace) -> None:
     check_whole(0, MOST_SEED, seed_everything=config.seed_everything)
     if config.minutes is not None:
         check_numbers("(0, inf)", **{"--minutes": config.minutes})
-    if not isinstance(config.trainer, Namespace):
-        raise UserError(f'"trainer" takes settings, such as `max_steps: 100`, got {config.trainer!r}')
-    _check_trainer(config.trainer)
-    arguments = config.model.get("init_args") or {}
-    for name, setting in {"optim": "lr", "sampling": "steps"}.items():
-        if name in arguments and arguments[name] is None:
-            raise UserError(f"--model.{name} null: it takes settings; give --model.{name}.{setting} or leave it out")
-
-
-def _check_trainer(trainer: Namespace) -> None:
-    """Raise a UserError for a setting of the trainer that is out of range, or does not do here what it says."""
-    for name, least in LEAST.items():
-        value = trainer[name]
-        if value is not None and not value >= least:  # NaN, too
-            raise UserError(f"--trainer.{name} takes a number from {least}, got {value}")
-    for name in ("max_steps", "max_epochs"):
-        if trainer[name] == 0:
-            raise UserError(f"--trainer.{name} 0 trains nothing: give a number from 1, or -1 for no limit")
-    if trainer.val_check_interval == 0:
-        raise UserError("--trainer.val_check_interval 0: --trainer.limit_val_batches 0 switches validation off")
-    for name, instead in REFUSED.items():
-        if trainer[name]:
-            raise UserError(f"--trainer.{name} {trainer[name]}: {instead}")
-    if "GradientAccumulationScheduler" in str(trainer.callbacks):
-        raise UserError("GradientAccumulationScheduler changes the batch: set --data.batch_size, the same in all steps")
+    trainer = config.trainer
+    if trainer.overfit_batches:
+        instead = "give --data.path a folder of few images, or set --trainer.limit_train_batches"
+        raise UserError(f"--trainer.overfit_batches {trainer.overfit_batches}: {instead}")
     strategy = trainer.strategy
     shards = any(word in str(strategy).lower() for word in SHARDING)
     if shards and strategy != "fsdp":
         raise UserError(f"--trainer.strategy {strategy}: only fsdp shards here; ddp does not shard")
-    if str(trainer.precision) not in ("None", "32", *PRECISIONS):
-        raise UserError(f"--trainer.precision takes {TAKEN['trainer.precision']}, got {trainer.precision}")
+    if str(trainer.precision) not in SUPPORTED:
+        raise UserError(f"--trainer.precision takes {PRECISIONS}, got {trainer.precision}")
     on_cuda = trainer.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
     if trainer.precision == FLOAT16 and not on_cuda:
         raise UserError(f"--trainer.precision {FLOAT16} needs a CUDA GPU: set 32-true or bf16-mixed")
-    if trainer.accelerator == "gpu" and not (torch.cuda.is_available() or torch.backends.mps.is_available()):
-        raise UserError("--trainer.accelerator gpu: torch finds no GPU on this machine; cpu trains without one")
-    _check_folders(trainer)
-
-
-def _check_folders(trainer: Namespace) -> None:
-    """Raise a UserError for a run folder that is an address, such as s3://bucket: checkpoints are local files."""
-    folders = [("default_root_dir", trainer.default_root_dir)]
-    loggers = trainer.logger if isinstance(trainer.logger, list) else [trainer.logger]
-    for logger in loggers:
-        if isinstance(logger, Namespace):
-            folders.append(("logger.save_dir", logger.get("init_args.save_dir")))
-    for name, folder in folders:
-        if folder is not None and "://" in str(folder):
-            raise UserError(f"--trainer.{name} {folder}: a run is written to a local folder, give its path")
 
 
 def check_nodes(trainer: Trainer) -> None:
