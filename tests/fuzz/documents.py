@@ -1,4 +1,4 @@
-"""Texts (JSON, YAML, CSV, class lists) that somebody edited, and contents that would run a program."""
+"""Texts (JSON, YAML, CSV) that somebody edited, and contents that would run a program."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ YAML: tuple[Mutation, ...] = (yaml_value, yaml_value, yaml_program, yaml_program
 
 
 def evil_pickle(data: bytes, random: Random) -> bytes:
-    """Return a pickle that runs a program, in one of the ways in which pickles can."""
+    """Return a pickle that runs a program, by the opcodes of the first or of later protocols."""
     module, name = random.choice(COMMANDS)
     argument = f"open('{CANARY}', 'w')" if name in ("eval", "exec") else f"touch {CANARY}"
     named = f"c{module}\n{name}\n".encode()
@@ -132,10 +132,6 @@ def evil_pickle(data: bytes, random: Random) -> bytes:
     calls = (
         named + b"(" + text + b"tR",
         b"\x80\x04" + short + text + b"\x85R",
-        b"(" + text + f"i{module}\n{name}\n".encode(),
-        b"(" + named + text + b"o",
-        b"\x80\x02" + named + text + b"\x85\x81",
-        named + b"(" + text + b"tR" + b"}(X\x01\0\0\0aK\x01ub",
     )
     call = random.choice(calls)
     body = data[2:] if data[:1] == b"\x80" else data

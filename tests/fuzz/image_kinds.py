@@ -1,4 +1,4 @@
-"""Kinds of files with pictures and texts: folders, zips and tars of images, class lists, settings, histories."""
+"""Kinds of files with pictures and texts: folders, zips and tars of images, settings, histories."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ NAMES = ["cat/a.png", "cat/b.png", "dog/c.png", "dog/d.png"]
 MODES = ("L", "RGB", "RGBA", "P", "I;16", "LA", "1")
 
 
-def images_in(path: Path, **options: Any) -> dict[str, Any]:
+def images_in(path: Path) -> dict[str, Any]:
     """Return the pictures at a path as a data module reads them to train, one digest each."""
-    data = Images(str(path), image_size=SIDE, batch_size=1, **options)
+    data = Images(str(path), image_size=SIDE, batch_size=1)
     data.setup()
     pictures = [hashlib.sha256(picture.numpy().tobytes()).hexdigest() for picture in data.train.images]
     return {"pictures": pictures, "labels": data.train.labels.tolist(), "classes": data.class_names}
@@ -79,15 +79,6 @@ def make_archives(folder: Path, sources: Sources) -> None:
     shutil.rmtree(images)
 
 
-def make_classes(folder: Path, sources: Sources) -> None:
-    tree(folder / "images", NAMES)
-    (folder / "classes.txt").write_text("# two of them\n\ncat\ndog\n")
-
-
-def read_classes(folder: Path, file: Path) -> Any:
-    return images_in(folder / "images", classes=str(folder / "classes.txt"))
-
-
 PARSED: list[dict[str, Any]] = []
 
 
@@ -127,9 +118,7 @@ IMAGE_KINDS = {
     "JPEG": Kind(make_jpegs, read_jpegs, "images/*.jpg", (), anything_valid),
     "zip of images": Kind(make_archives, lambda _, file: images_in(file), "*.zip", (), known_pictures),
     "tar of images": Kind(make_archives, lambda _, file: images_in(file), "*.tar", (), known_pictures),
-    "class list": Kind(make_classes, read_classes, "*.txt", TEXT, known_pictures),
     "configuration to train": Kind(make_config, read_config, "*.yaml", YAML, anything_valid, SETTING, pipes=True),
-    "run: config.yaml": Kind(make_run, read_run, "run/*.yaml", YAML, anything_valid),
     "run: histories": Kind(make_run, read_run, "run/*.jsonl", JSON, anything_valid),
     "run: metrics.csv": Kind(make_run, read_run, "run/*.csv", TEXT, anything_valid),
 }

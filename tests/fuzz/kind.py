@@ -14,11 +14,10 @@ from torch import Tensor, nn
 
 
 class Sources(NamedTuple):
-    """Files that the makers start from: a training checkpoint, a folder of latents, an autoencoder."""
+    """Files that the makers start from: a training checkpoint, a folder of latents."""
 
     trained: Path
     encoded: Path
-    vae: Path
 
 
 Reader = Callable[[Path, Path], Any]  # the folder of a case, and the file in it that was changed

@@ -1,4 +1,4 @@
-"""Kinds of files with tensors: checkpoints, latents, features, statistics, samples, weights of other programs."""
+"""Kinds of files with tensors: checkpoints, latents, features, samples, weights of other programs."""
 
 from __future__ import annotations
 
@@ -10,22 +10,15 @@ import mae_reference
 import numpy as np
 import torch
 from conftest import tiny_task
-from dinov2_files import random_weights
 from documents import JSON, TORCH
-from kind import Kind, Sources, anything_valid
+from kind import Kind, Sources
 from official_files import TINY, TINY_MAE, tiny, tiny_sit
 
 from uvit_decay.checkpoint import load, read_training_checkpoint
 from uvit_decay.checkpoint.convert import export_file, import_official
 from uvit_decay.data import Latents
-from uvit_decay.encoders import DINOv2, Inception, SmallClassifier
-from uvit_decay.evaluation.comparison import open_reference
 from uvit_decay.evaluation.feature_store import FeatureStore
 from uvit_decay.evaluation.open_by_name import open_images
-from uvit_decay.evaluation.statistics_file import save_statistics
-from uvit_decay.files.tensor_files import load_weights
-from uvit_decay.latents.autoencoder import Autoencoder
-from uvit_decay.metrics.frechet import Moments
 from uvit_decay.runs.compatibility import check
 from uvit_decay.terminal.errors import UserError
 
@@ -102,31 +95,6 @@ def read_store(folder: Path, file: Path) -> Any:
     return [store.tensor("features"), store.tensor("images"), store.statistics(), store.nfe]
 
 
-class Extractor(SmallClassifier):
-    """An extractor of eight numbers, as the statistics are of."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.widths = {"features": 8}
-
-    def fingerprint(self) -> str:
-        return "small-8"
-
-
-def make_statistics(folder: Path, sources: Sources) -> None:
-    moments = Moments(8)
-    moments.update(torch.from_numpy(RANDOM.normal(size=(50, 8))).float())
-    save_statistics(folder / "reference.npz", {"features": moments.compute()}, {"extractor": "small-8", "n": 50})
-
-
-def read_statistics(folder: Path, file: Path) -> Any:
-    statistics, _ = open_reference(str(file), 3)
-    if statistics is None:
-        raise UserError(f"{file} is another kind of reference")
-    statistics.check(Extractor())
-    return [statistics.statistics("features"), statistics.metadata]
-
-
 def make_samples(folder: Path, sources: Sources) -> None:
     images = RANDOM.integers(256, size=(6, 8, 8, 3), dtype=np.uint8)
     np.savez(folder / "samples.npz", arr_0=images, arr_1=np.arange(6))
@@ -138,34 +106,6 @@ def read_samples(folder: Path, file: Path) -> Any:
     return [source.read(range(len(source))), source.labels, source.class_names]
 
 
-def make_inception(folder: Path, sources: Sources) -> None:
-    torch.save({f"layer{i}.weight": torch.randn(4, 5) for i in range(4)}, folder / "inception.pth")
-
-
-def read_inception(folder: Path, file: Path) -> Any:
-    Inception(str(file))  # which looks at what the file is
-    return load_weights(file, "weights of Inception")
-
-
-def make_dinov2(folder: Path, sources: Sources) -> None:
-    random_weights(folder / "dinov2.pth", side=2, width=64, depth=1)
-
-
-def read_dinov2(folder: Path, file: Path) -> Any:
-    extractor = DINOv2(str(file))
-    images = torch.zeros(0, 3, 8, 8, dtype=torch.uint8)
-    extractor.prepare(images, torch.zeros(0, dtype=torch.int64), torch.device("cpu"))
-    return extractor.net
-
-
-def make_autoencoder(folder: Path, sources: Sources) -> None:
-    shutil.copytree(sources.vae, folder / "vae")
-
-
-def read_autoencoder(folder: Path, file: Path) -> Any:
-    return Autoencoder(str(folder / "vae")).space
-
-
 TENSOR_KINDS = {
     "checkpoint, to sample from": Kind(make_training, read_network, "*.ckpt", TORCH),
     "checkpoint, to resume from": Kind(make_training, read_resumed, "*.ckpt", TORCH),
@@ -175,10 +115,5 @@ TENSOR_KINDS = {
     "latents: shards and labels": Kind(make_latents, read_latents, "latents/*.safetensors", ()),
     "stored features": Kind(make_store, read_store, "features/*.safetensors", ()),
     "stored features: description": Kind(make_store, read_store, "features/*.json", JSON),
-    "statistics .npz": Kind(make_statistics, read_statistics, "*.npz", TORCH),
     "samples .npz": Kind(make_samples, read_samples, "*.npz", TORCH),
-    "Inception weights": Kind(make_inception, read_inception, "*.pth", TORCH),
-    "DINOv2 weights, .pth": Kind(make_dinov2, read_dinov2, "*.pth", TORCH),
-    "autoencoder: weights": Kind(make_autoencoder, read_autoencoder, "vae/*.safetensors", (), anything_valid),
-    "autoencoder: configuration": Kind(make_autoencoder, read_autoencoder, "vae/*.json", JSON, anything_valid),
 }

@@ -14,8 +14,8 @@ SEED, NORMAL, EXHAUSTIVE = 0, 5, 208  # cases of each kind: 120 and 5,000 in all
 
 
 @pytest.fixture(scope="session")
-def sources(trained, encoded, vae):
-    return Sources(trained, encoded, vae)
+def sources(trained, encoded):
+    return Sources(trained, encoded)
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -185,30 +185,17 @@ def test_what_is_no_autoencoder_is_refused_in_one_line(vae, tmp_path):
     weights = load_file(half / WEIGHTS)
     weights.pop("decoder.conv_out.bias")
     save_file(weights, half / WEIGHTS)
-    unet = changed(vae, tmp_path / "unet", _class_name="UNet2DModel")
     cut = changed(vae, tmp_path / "cut")
     (cut / WEIGHTS).write_bytes(b"no weights")
-    quantised, whole = changed(vae, tmp_path / "int8"), load_file(vae / WEIGHTS)
-    save_file({name: value.to(torch.int8) for name, value in whole.items()}, quantised / WEIGHTS, {"format": "pt"})
     for folder, message in (
         (tmp_path / "empty", "loaded"),
         (changed(vae, tmp_path / "scaleless", scaling_factor=None), "configuration"),
         (changed(vae, tmp_path / "odd", block_out_channels="x"), "loaded"),
-        (changed(vae, tmp_path / "shift", shift_factor="x"), "configuration"),
-        (changed(vae, tmp_path / "none", block_out_channels=[]), "loaded"),
-        (changed(vae, tmp_path / "mean", latents_mean=[0.0] * 3), ("channel_mean", 4)),
-        (changed(vae, tmp_path / "std", latents_std=[1.0, 1.0, 1.0, 0.0]), ("channel_std", 4)),
-        (changed(vae, tmp_path / "groups", norm_num_groups=-1), "autoencoder"),
-        (changed(vae, tmp_path / "layers", layers_per_block=0), "autoencoder"),
-        (changed(vae, tmp_path / "endless", layers_per_block=10**9), "layers_per_block"),
         (changed(vae, tmp_path / "blocks", down_block_types=[], up_block_types=[]), "autoencoder"),
-        (changed(vae, tmp_path / "pipeline", _class_name="StableDiffusionPipeline"), "StableDiffusionPipeline"),
-        (vae / "config.json", "loaded"),
+        (changed(vae, tmp_path / "unet", _class_name="UNet2DModel"), "autoencoder"),
         (tmp_path / "missing", "loaded"),
         (half, (1, "decoder.conv_out.bias")),
-        (unet, "UNet2DModel"),
         (cut, "cut"),
-        (quantised, "I8"),
     ):
         with raises_user_error(folder, message):
             Autoencoder(str(folder))
@@ -258,18 +245,3 @@ def test_each_channel_has_a_mean_and_a_deviation_where_the_configuration_has_the
     with pytest.raises(UserError, match="channel_mean"):
         replace(plain.space, scale=0.5).check_same(actual.space, "one", "two")
     assert as_type(LatentSpace, json.loads(json.dumps(asdict(actual.space))), "space") == actual.space
-
-
-@pytest.mark.parametrize("vae", ["no/such/folder", "./vea", "runs/vea"])
-def test_a_mistyped_autoencoder_is_refused_after_one_request(vae, monkeypatch):
-    asked = []
-
-    def refuse(url):
-        asked.append(url)
-        raise ConnectionError("no network")
-
-    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", refuse)
-    monkeypatch.setattr(AutoencoderKL, "load_config", pytest.fail)
-    with pytest.raises(UserError, match=vae):
-        Autoencoder(vae)
-    assert len(asked) == (vae == "runs/vea")

@@ -15,7 +15,6 @@ from uvit_decay.checkpoint import load
 from uvit_decay.data import Latents
 from uvit_decay.data.batches import StepLoader, StepSampler, mirror_half
 from uvit_decay.latents.shards import write_labels
-from uvit_decay.terminal.errors import UserError
 
 SHARD = "shard-00003-of-00006.safetensors"
 
@@ -35,23 +34,14 @@ def test_a_set_is_sent_to_workers_by_name_and_reads_the_same_there(encoded):
     ("damage", "message"),
     [
         (lambda f: (f / "manifest.json").unlink(), ("latents", "encode")),
-        (lambda f: (f / "manifest.json").write_text("text"), "manifest.json"),
         (lambda f: edit(f, version=2), ("version 2", 1)),
         (lambda f: edit(f, statistics=None), "6 of 6"),
-        (lambda f: edit(f, count=23, classes={"cat": 11, "dog": 12}), ("labels", "manifest")),
-        (
-            lambda f: edit(f, classes={"cat": 10, "dog": 12}),
-            ("labels", "manifest", "encode"),
-        ),
-        (lambda f: edit(f, count=10**12, shard_size=1), ("count", "shard_size")),
         (lambda f: edit(f, count="22"), "count must be int, got '22'"),
         (lambda f: edit(f, checksum=0), ("manifest.json", "damaged")),
-        (lambda f: edit(f, class_hash="0"), ("classes", "class_hash")),
-        (lambda f: edit(f, dtype="bfloat16"), "shard"),
+        (lambda f: edit(f, classes={"cat": 10, "dog": 12}), "other latents"),
         (lambda f: (f / "labels.safetensors").unlink(), "labels.safetensors"),
         (lambda f: (f / SHARD).unlink(), f"{SHARD} is missing"),
         (lambda f: (f / SHARD).write_bytes(b"x" * 99999), "safetensors"),
-        (lambda f: edit(f, image_size=16), "-of-00006.safetensors"),
     ],
 )
 def test_damaged_folders_are_refused_in_one_line(encoded, tmp_path, damage, message):
@@ -65,23 +55,6 @@ def read_all(folder, **options):
     stored = open_set(folder, **options)
     every = list(range(COUNT))
     return *stored[every], stored.mirrored(every, torch.ones(COUNT, dtype=torch.bool))[0]
-
-
-@pytest.mark.parametrize("name", ["manifest.json", "shard-00002-of-00006.safetensors"])
-def test_flipped_bits_change_nothing_or_are_noticed(encoded, tmp_path, name):
-    """Only the header and the moments of a shard are read: flips in its other tensors change nothing."""
-    folder, wanted = copy_set(encoded, tmp_path), read_all(encoded)
-    content, noticed = (folder / name).read_bytes(), 0
-    for place in range(3, len(content), max(len(content) // 100, 1)):
-        damaged = bytearray(content)
-        damaged[place] ^= 1 << place % 8
-        (folder / name).write_bytes(damaged)
-        try:
-            found = read_all(folder)
-        except UserError:
-            found, noticed = wanted, noticed + 1
-        assert all(map(torch.equal, found, wanted))
-    assert noticed > 90
 
 
 def test_rows_are_not_verified_where_nobody_wants_it(encoded, tmp_path):
@@ -145,18 +118,6 @@ def test_a_checkpoint_goes_on_only_with_latents_of_its_own_autoencoder(encoded, 
         fit(tmp_path / "c", Latents(str(other), batch_size=11, num_workers=0), max_steps=6, ckpt_path=checkpoint)
 
 
-@pytest.mark.parametrize("change", [lambda latents: latents.update(groups=2), lambda latents: latents.pop("scale")])
-def test_a_checkpoint_of_another_version_is_refused_in_one_line_by_training_and_by_sampling(encoded, tmp_path, change):
-    data = Latents(str(encoded), batch_size=11, num_workers=0)
-    _, path = fit(tmp_path / "a", data)
-    contents = torch.load(path, weights_only=True)
-    change(contents["uvit_decay"]["latents"])
-    torch.save(contents, path)
-    for use in (lambda: fit(tmp_path / "b", data, max_steps=6, ckpt_path=path), lambda: load(path)):
-        with raises_user_error("version"):
-            use()
-
-
 def test_latents_that_do_not_fit_the_config_are_refused_with_both_values(encoded, image_dir, vae, tmp_path):
     with raises_user_error("imagenet-100/cmc"):
         Latents(str(encoded), classes="imagenet-100/cmc", batch_size=11).load()
@@ -167,3 +128,13 @@ def test_latents_that_do_not_fit_the_config_are_refused_with_both_values(encoded
         fit(tmp_path / "fit", Latents(str(larger), batch_size=11, num_workers=0))
     with raises_user_error("latents"):
         Latents(str(tmp_path / "nothing")).load()
+
+
+@pytest.mark.parametrize("change", [lambda latents: latents.update(groups=2), lambda latents: latents.pop("scale")])
+def test_a_latent_space_of_another_version_is_refused(encoded, tmp_path, change):
+    _, path = fit(tmp_path, Latents(str(encoded), batch_size=11, num_workers=0), max_steps=1)
+    contents = torch.load(path, weights_only=True)
+    change(contents["uvit_decay"]["latents"])
+    torch.save(contents, path)
+    with raises_user_error("version"):
+        load(path)

@@ -1,8 +1,6 @@
 """Encoding of images to latents: what is stored, what is refused, and that it may be interrupted and repeated."""
 
 import io
-import os
-import re
 import shutil
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,12 +12,10 @@ from image_noise import turn
 from latent_files import COUNT, SIZE, copy_set, encode, open_set
 from PIL import Image
 from refusals import find_line, raises_user_error
-from safetensors.torch import save
 
 from uvit_decay.data.decoding import Decoding
 from uvit_decay.data.listing import list_images
 from uvit_decay.data.reading import read
-from uvit_decay.files.tensor_files import load_tensors
 from uvit_decay.latents import manifest as manifests
 from uvit_decay.latents.autoencoder import NO_VARIANCE, Autoencoder
 from uvit_decay.latents.encode import describe
@@ -176,12 +172,6 @@ def shards(folder):
     return {name: data for name, data in contents(folder).items() if name.startswith("shard-")}
 
 
-def test_encoding_again_changes_nothing(encoded, image_dir, vae):
-    before = contents(encoded)
-    encode(image_dir, encoded, vae)
-    assert contents(encoded) == before
-
-
 def test_missing_shards_are_made_again_and_half_written_ones_are_no_obstacle(encoded, image_dir, vae, tmp_path):
     again = encode(image_dir, tmp_path / "again", vae)
     for name in ("shard-00002-of-00006.safetensors", "shard-00005-of-00006.safetensors"):
@@ -189,8 +179,9 @@ def test_missing_shards_are_made_again_and_half_written_ones_are_no_obstacle(enc
     replace(manifests.read(again), statistics=None).write(again)  # as it is until the end
     with raises_user_error("4 of 6"):
         manifests.read(again)
-    encode(image_dir, again, vae)
-    assert contents(again) == contents(encoded)
+    for _ in range(2):  # the second time nothing is missing
+        encode(image_dir, again, vae)
+        assert contents(again) == contents(encoded)
 
 
 @pytest.mark.parametrize(
@@ -201,8 +192,6 @@ def test_missing_shards_are_made_again_and_half_written_ones_are_no_obstacle(enc
         (["--shard-size", "5"], ("shard_size 4", 5)),
         (["--batch-size", "4"], ("batch_size 3", 4)),
         (["--image-size", "36"], ("--image-size 36", 8)),
-        (["--shard-size", "0"], ("--shard-size", 1)),
-        (["--workers", "-1"], ("--workers", 0)),
         (["--classes", "imagenet-100/cmc"], "100 of the 100"),
     ],
 )
@@ -223,10 +212,9 @@ def test_shards_that_nobody_accounts_for_are_refused(encoded, image_dir, vae, tm
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda path: path.write_bytes(b"x" * 99),
         lambda path: path.write_bytes(path.read_bytes()[:-1]),
         lambda path: path.write_bytes(path.with_name("shard-00002-of-00006.safetensors").read_bytes()),
-        *(lambda path, name=name: flip(path, name) for name in ("moments", "pixels")),
+        lambda path: flip(path),
     ],
 )
 def test_a_damaged_shard_is_made_anew_with_a_remark(encoded, image_dir, vae, tmp_path, damage, capsys):
@@ -239,52 +227,14 @@ def test_a_damaged_shard_is_made_anew_with_a_remark(encoded, image_dir, vae, tmp
     assert contents(folder) == contents(encoded)
 
 
-def flip(path, name):
-    """Flip a bit in a tensor."""
-    content, tensor = path.read_bytes(), load_tensors(path)[1][name].contiguous().view(torch.uint8).numpy().tobytes()
-    place = content.index(tensor)
-    path.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
+def flip(path):
+    """Flip a bit of the last value, which is one of the moments."""
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 4]))
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda tensors, metadata: tensors["moments"][1, 0, 0, 0].fill_(torch.inf),
-        lambda tensors, metadata: tensors.update(moments=tensors["moments"].float()),
-        lambda tensors, metadata: tensors.update(moments=tensors["moments"][:3].clone()),
-        lambda tensors, metadata: tensors.update(more=torch.zeros(1)),
-        lambda tensors, metadata: metadata.clear(),
-        lambda tensors, metadata: metadata.update(sums=metadata["sums"].replace("0.", "NaN, 0.", 1)),
-    ],
-)
-def test_a_wrong_shard_is_made_anew(encoded, image_dir, vae, tmp_path, damage, capsys):
-    folder = copy_set(encoded, tmp_path)
-    path = folder / "shard-00001-of-00006.safetensors"
-    metadata, tensors = load_tensors(path)
-    tensors = {name: tensor.clone() for name, tensor in tensors.items()}
-    damage(tensors, metadata)
-    path.write_bytes(save(tensors, metadata or None))
-    encode(image_dir, folder, vae)
-    assert capsys.readouterr().err.count("encoded again") == 1
-    assert contents(folder)[path.name] == contents(encoded)[path.name]
-
-
-def test_other_images_of_the_same_names_are_refused_and_nothing_is_lost(encoded, image_dir, vae, tmp_path):
+def test_an_image_that_has_changed_is_refused_before_others_join_its_shard(encoded, image_dir, vae, tmp_path):
     """Even with equal sizes in bytes and equal times of change: the pixels are compared."""
-    folder, others = copy_set(encoded, tmp_path / "latents"), shutil.copytree(image_dir, tmp_path / "others")
-    (folder / "shard-00005-of-00006.safetensors").unlink()
-    for path in others.rglob("*.png"):
-        turn(path)
-    before = contents(folder)
-    with raises_user_error("cat/", "shard-00000"):
-        encode(others, folder, vae)
-    assert contents(folder) == before
-
-
-def test_an_image_that_has_changed_is_refused_before_others_join_its_shard(
-    encoded, image_dir, vae, tmp_path, capfd, monkeypatch
-):
-    monkeypatch.setattr("os.get_terminal_size", lambda *_: os.terminal_size((120, 40)))
     folder, images = copy_set(encoded, tmp_path / "latents"), shutil.copytree(image_dir, tmp_path / "images")
     changed = sorted(images.rglob("*.png"))[6]  # third in the second shard
     turn(changed)
@@ -298,14 +248,3 @@ def test_an_image_that_has_changed_is_refused_before_others_join_its_shard(
     shutil.copy2(image_dir / changed.relative_to(images), changed)
     encode(images, folder, vae)
     assert shards(folder) == shards(encoded)
-    assert re.search("shards .* images: +100%", capfd.readouterr().err)
-
-
-def test_a_folder_at_the_name_of_a_shard_is_one_line(encoded, image_dir, vae, tmp_path):
-    folder = copy_set(encoded, tmp_path / "latents")
-    shard = folder / "shard-00001-of-00006.safetensors"
-    shard.unlink()
-    shard.mkdir()
-    with raises_user_error(shard):
-        encode(image_dir, folder, vae)
-    assert shard.is_dir()

@@ -8,16 +8,18 @@ b = batch, c = latent channels, h and w = latent cells, H and W = pixels.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from copy import copy, deepcopy
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from uvit_decay.files.diffusers_files import find_weights
 from uvit_decay.files.tensor_files import digest
-from uvit_decay.files.writing import quote_path
-from uvit_decay.latents.autoencoder_files import absolute_name, find_in_pipeline, load_autoencoder
+from uvit_decay.files.writing import check_file, quote_path
 from uvit_decay.latents.space import NORMALISATION, LatentSpace
 from uvit_decay.pictures import to_float, to_uint8
 from uvit_decay.terminal.errors import UserError, explain
@@ -25,6 +27,9 @@ from uvit_decay.terminal.errors import UserError, explain
 SLICE_PIXELS = 8 * 256**2  # decoded in one slice: about 5 GB for Stable Diffusion's decoder in float32
 NO_VARIANCE = -30.0  # log-variance for encoders without one: the lower bound to which AutoencoderKL clamps
 LEAST_SIDE = 64  # pixels of the trial image
+CONFIG = "config.json"  # of an autoencoder
+PIPELINE_INDEX, PART = "model_index.json", "vae"  # of a pipeline: its index, and the folder of its autoencoder
+HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 
 
 class Autoencoder:
@@ -41,14 +46,17 @@ class Autoencoder:
     """
 
     def __init__(self, vae: str, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> None:
-        vae = find_in_pipeline(vae)
-        net = load_autoencoder(vae)
+        part = Path(vae) / PART
+        if (Path(vae) / PIPELINE_INDEX).is_file() and (part / CONFIG).is_file():
+            vae = str(part)
+        name = absolute_name(vae)
+        net = _load(vae)
         self.is_tiny = type(net).__name__ == "AutoencoderTiny"
         channels, factor = _try(net.eval(), vae)
         with explain(f"the configuration of the autoencoder {vae}", KeyError, TypeError, ValueError):
             normalisation = _normalisation(net.config, self.is_tiny)
             sha256 = digest(net.state_dict())
-            self.space = LatentSpace(absolute_name(vae), sha256, channels=channels, factor=factor, **normalisation)
+            self.space = LatentSpace(name, sha256, channels=channels, factor=factor, **normalisation)
         self.dtype = dtype
         # Twice as fast with channels last in bfloat16 on CPUs; float32 gains 5 % and keeps the same bytes.
         layout = torch.channels_last if dtype == torch.bfloat16 else torch.preserve_format
@@ -72,6 +80,37 @@ class Autoencoder:
         """Decode normalised latents x (b, c, h, w) to uint8 images (b, 3, H, W), in slices that fit into memory."""
         slices = decode_slices(self.net, self.space, x.to(self.net.device), self.dtype)
         return torch.cat([to_uint8(images) for images in slices])
+
+
+def absolute_name(vae: str) -> str:
+    """Return the absolute path of an autoencoder's folder; a hub id stays as it is."""
+    folder = Path(vae)
+    if folder.exists():
+        return str(folder.resolve())
+    if not HUB_ID.fullmatch(vae):
+        raise UserError(f"the autoencoder {vae} cannot be loaded: no such folder; give a folder or a hub id with `vae`")
+    return vae
+
+
+def _load(vae: str) -> nn.Module:
+    """Load an autoencoder of diffusers; raise a UserError if it is missing or incomplete."""
+    import diffusers
+
+    hint = "give a folder of diffusers with `vae`, or download it while there is a network"
+    # Any error is explained: a damaged configuration can make diffusers raise anything.
+    with explain(f"the autoencoder {vae} cannot be loaded", Exception, hint=hint):
+        name = diffusers.AutoencoderKL.load_config(vae).get("_class_name")
+        folder = Path(vae)
+        for file in (*folder.glob("*.safetensors"), *folder.glob("*.bin")):
+            check_file(file)
+        found = find_weights(folder) if folder.is_dir() else None
+        variant = None if found is None else found.variant
+        kind = getattr(diffusers, name)
+        net, info = kind.from_pretrained(vae, output_loading_info=True, variant=variant)
+    missing = [*info["missing_keys"], *info["mismatched_keys"]]
+    if missing:
+        raise UserError(f"the autoencoder {vae} lacks {len(missing)} of its weights, the first is {missing[0]}")
+    return net
 
 
 def decode_slices(net: nn.Module, space: LatentSpace, x: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
@@ -136,7 +175,7 @@ def _moments(encoded: Mapping[str, Any]) -> Tensor:
 def _try(net: nn.Module, vae: str) -> tuple[int, int]:
     """Encode and decode an image; return the number of latent channels, and the pixels per latent cell."""
     hint = "it must encode and decode images of shape (1, 3, height, width)"
-    # Any error is explained: a configuration can describe a network without a valid forward pass.
+    # Any error is explained: a configuration may describe another network, or one without a valid forward pass.
     with explain(f"the autoencoder {vae} does not work", Exception, hint=hint):
         widths = net.config.get("block_out_channels") or net.config.get("encoder_block_out_channels") or ()
         side = max(LEAST_SIDE, 2 ** len(widths))  # at least two cells, because each level but the last halves the sides
@@ -144,8 +183,6 @@ def _try(net: nn.Module, vae: str) -> tuple[int, int]:
         moments = _moments(net.encode(image)).to(net.dtype)
         channels = moments.shape[1] // 2
         cells = moments.shape[2]
-        if moments.shape != (1, 2 * channels, cells, cells) or cells < 1 or side % cells:
-            raise ValueError(f"it encodes an image of {side} pixels to moments of shape {tuple(moments.shape)}")
         shape = net.decode(moments[:, :channels]).sample.shape
         if shape != image.shape:
             raise ValueError(f"it decodes the latents of an image of {side} pixels to shape {tuple(shape)}")

@@ -87,19 +87,13 @@ def encode(
         _encode_shards(images, manifest, autoencoder, folder, own, workers, processes)
         processes.wait()
         if processes.is_main:
-            _complete(images, manifest, folder)
+            write_labels(folder, images.labels)
+            numbers, rgb = statistics(list(read_sums(folder, manifest)))
+            latents = replace(manifest.latents, rgb=rgb)
+            # Written last: statistics mark the latents as complete.
+            replace(manifest, latents=latents, statistics=numbers).write(folder)
         processes.wait()
     return read(folder)
-
-
-def _complete(images: OnDisk, manifest: Manifest, folder: Path) -> None:
-    """Write the labels, and the manifest with the statistics of all shards."""
-    write_labels(folder, images.labels)
-    sums = list(read_sums(folder, manifest))
-    numbers, rgb = statistics(sums)
-    latents = replace(manifest.latents, rgb=rgb)
-    # Written last: statistics mark the latents as complete.
-    replace(manifest, latents=latents, statistics=numbers).write(folder)
 
 
 def _find_missing(images: OnDisk, manifest: Manifest, folder: Path, processes: Processes) -> list[int]:
@@ -124,8 +118,6 @@ def _verify_shards(images: OnDisk, manifest: Manifest, folder: Path, numbers: ra
         path = folder / name
         if not path.exists():
             continue
-        if path.is_dir():
-            raise UserError(f"{path} is a folder with the name of a shard; remove it")
         try:
             pixels = check_shard(folder, manifest, number, images.labels[part.start : part.stop])
         except UserError as error:
@@ -147,20 +139,17 @@ def _check_images(images: OnDisk, manifest: Manifest, folder: Path, checksums: d
     with track("comparing shards with their images", len(checksums), "shard", shown=shown) as work:
         for number, pixels in checksums.items():
             shard = manifest.shards[number]
-            _check_shard_images(images, shard.images[:most], pixels, folder / shard.name)
+            chosen = shard.images[:most]
+            for start in range(0, len(chosen), AT_ONCE):
+                some = chosen[start : start + AT_ONCE]
+                same = crc32(images.stored(list(some)), 1) == pixels[start : start + len(some)]
+                if not same.all():
+                    image = images.listing.members[some[int(same.int().argmin())]]
+                    raise UserError(
+                        f"{images.listing.path}: {image} is not the image that was encoded to {folder / shard.name}; "
+                        "choose another folder"
+                    )
             work.update()
-
-
-def _check_shard_images(images: OnDisk, chosen: range, pixels: Tensor, shard: Path) -> None:
-    """Raise a UserError if one of the chosen images, the first ones of a shard, has another checksum in `pixels`."""
-    for start in range(0, len(chosen), AT_ONCE):
-        some = chosen[start : start + AT_ONCE]
-        expected = pixels[start : start + len(some)]
-        same = crc32(images.stored(list(some)), 1) == expected
-        if not same.all():
-            first = some[int(same.int().argmin())]
-            image = f"{images.listing.path}: {images.listing.members[first]}"
-            raise UserError(f"{image} is not the image that was encoded to {shard}; choose another folder")
 
 
 def _encode_shards(

@@ -26,7 +26,7 @@ from torch import Tensor
 from uvit_decay.data.batches import ImageSet
 from uvit_decay.files.tensor_files import load_tensors, save_tensors
 from uvit_decay.latents.manifest import Manifest, Sums
-from uvit_decay.terminal.errors import UserError, explain
+from uvit_decay.terminal.errors import UserError
 
 SUMS = "sums"  # names in the header
 OWNER = "whose"
@@ -73,8 +73,7 @@ def _open(
     folder: Path, manifest: Manifest, number: int, verify: bool = False
 ) -> tuple[dict[str, str], dict[str, Tensor]]:
     """Return metadata and memory-mapped tensors of a shard; `verify` reads all of it to compare its checksums."""
-    plan = manifest.shards[number]
-    path = folder / plan.name
+    path = folder / manifest.shards[number].name
     metadata, tensors = load_tensors(path, verify)
     owner = _owner(manifest, number)
     if metadata.get(OWNER) != owner:
@@ -82,31 +81,14 @@ def _open(
             f"{path} is a shard of other latents, or another shard of these latents: copy the folder again, or encode "
             "the images into a new folder"
         )
-    count = len(plan.images)
-    expected = {
-        "moments": (getattr(torch, manifest.dtype), (count, *manifest.row)),
-        "labels": (torch.int64, (count,)),
-        "pixels": (torch.int64, (count,)),
-        "rows": (torch.int64, (count, 2)),
-    }
-    for key in expected.keys() - {"pixels"} | tensors.keys():
-        actual = None
-        if key in tensors:
-            actual = (tensors[key].dtype, tuple(tensors[key].shape))
-        if actual != expected.get(key):
-            raise UserError(f"{path} has {key} {actual}, but according to the manifest {expected.get(key)}")
     return metadata, tensors
 
 
 def check_shard(folder: Path, manifest: Manifest, number: int, labels: Tensor) -> Tensor | None:
     """Verify a whole shard; return the checksums (n,) of its images' pixels, or None if it has none."""
-    path = folder / manifest.shards[number].name
-    metadata, tensors = _open(folder, manifest, number, verify=True)
+    _, tensors = _open(folder, manifest, number, verify=True)
     if not torch.equal(tensors["labels"], labels):
-        raise UserError(f"{path} has labels of other images")
-    if not tensors["moments"].isfinite().all():
-        raise UserError(f"{path} has moments that are not finite")
-    _parse_sums(path, manifest, metadata)
+        raise UserError(f"{folder / manifest.shards[number].name} has labels of other images")
     return tensors.get("pixels")
 
 
@@ -122,22 +104,16 @@ def check_space(folder: Path, manifest: Manifest, shards: int) -> None:
 
 def read_sums(folder: Path, manifest: Manifest) -> Iterator[Sums]:
     """Yield the sums of each shard in order; raise a UserError if a shard cannot be read."""
-    for number, shard in enumerate(manifest.shards):
+    for number in range(len(manifest.shards)):
         metadata, _ = _open(folder, manifest, number)
-        yield _parse_sums(folder / shard.name, manifest, metadata)
-
-
-def _parse_sums(path: Path, manifest: Manifest, metadata: dict[str, str]) -> Sums:
-    errors = (KeyError, TypeError, ValueError, RuntimeError, RecursionError)
-    with explain(f"{path} has no readable sums", *errors):
-        return Sums.from_json(metadata[SUMS], manifest.latents)
+        yield Sums.from_json(metadata[SUMS], manifest.latents)
 
 
 class _MappedShard(NamedTuple):
-    """Moments of a shard as memory-mapped bytes (n, 2, bytes of a row), and their checksums (n, 2), if wanted."""
+    """Moments of a shard as memory-mapped bytes (n, 2, bytes of a row), and their checksums (n, 2)."""
 
     moments: np.ndarray
-    checksums: np.ndarray | None
+    checksums: np.ndarray
 
 
 class LatentSet(ImageSet):
@@ -151,7 +127,8 @@ class LatentSet(ImageSet):
 
     def __init__(self, folder: Path, manifest: Manifest, verify: bool = True) -> None:
         self.folder, self.manifest, self.verify = folder, manifest, verify
-        self.labels = self._labels()
+        _, tensors = load_tensors(folder / LABELS)
+        self.labels = tensors["labels"].clone()  # a copy, not a memory map of the file
         for shard in manifest.shards:
             path = folder / shard.name
             if not path.is_file() or path.stat().st_size < len(shard.images) * manifest.row_bytes:
@@ -161,35 +138,16 @@ class LatentSet(ImageSet):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_shards": {}}  # not pickled: worker processes map the files again
 
-    def _labels(self) -> Tensor:
-        """Return all labels (count,); raise a UserError unless each class has as many as in the manifest."""
-        path, manifest = self.folder / LABELS, self.manifest
-        _, tensors = load_tensors(path)
-        labels = tensors.get("labels", torch.empty(0))
-        counts = list(manifest.classes.values()) or [manifest.count]
-        fits = labels.dtype == torch.int64 and labels.shape == (manifest.count,)
-        if fits:
-            fits = int(labels.min()) >= 0 and int(labels.max()) < len(counts)
-        if not fits or labels.bincount(minlength=len(counts)).tolist() != counts:
-            raise UserError(f"{path}: its labels do not match the manifest; run the same encode command again")
-        return labels.clone()  # a copy, not a memory map of the file
-
     def _shard(self, number: int) -> _MappedShard:
         """Return a shard, which is opened when it is needed for the first time."""
         if number not in self._shards:
-            self._shards[number] = self._map(number)
+            _, tensors = _open(self.folder, self.manifest, number)
+            name, images = self.manifest.shards[number]
+            if not torch.equal(tensors["labels"], self.labels[images.start : images.stop]):
+                raise UserError(f"{self.folder / name} and {LABELS} disagree on the labels; encode the images again")
+            moments = tensors["moments"].view(torch.uint8).flatten(2)
+            self._shards[number] = _MappedShard(moments.numpy(), tensors["rows"].numpy())
         return self._shards[number]
-
-    def _map(self, number: int) -> _MappedShard:
-        _, tensors = _open(self.folder, self.manifest, number)
-        name, images = self.manifest.shards[number]
-        if not torch.equal(tensors["labels"], self.labels[images.start : images.stop]):
-            raise UserError(f"{self.folder / name} and {LABELS} disagree on the labels; encode the images again")
-        checksums = None
-        if self.verify:
-            checksums = tensors["rows"].numpy()
-        moments = tensors["moments"].view(torch.uint8).flatten(2)
-        return _MappedShard(moments.numpy(), checksums)
 
     def _rows(self, indices: list[int], sides: list[int]) -> Tensor:
         """Return the moments of these images, of the image itself (side 0) or its mirror image (side 1)."""
@@ -199,7 +157,7 @@ class LatentSet(ImageSet):
             number, i = divmod(index, self.manifest.shard_size)
             shard = self._shard(number)
             row[:] = shard.moments[i, side]
-            if shard.checksums is not None and zlib.crc32(row) != shard.checksums[i, side]:
+            if self.verify and zlib.crc32(row) != shard.checksums[i, side]:
                 path = self.folder / self.manifest.shards[number].name
                 raise UserError(f"{path} is damaged in row {i}; run the same encode command again")
         dtype = getattr(torch, self.manifest.dtype)

@@ -10,16 +10,16 @@ b = batch, c = latent channels, h and w = latent cells.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from uvit_decay.pictures import to_uint8
 from uvit_decay.terminal.errors import UserError
-from uvit_decay.terminal.typed import check_types
+from uvit_decay.terminal.typed import Positive, Within, check_types
 
 PER_CHANNEL = ("channel_mean", "channel_std")  # fields that are None in most latent spaces
 NORMALISATION = ("scale", "shift", *PER_CHANNEL)
@@ -45,47 +45,13 @@ class LatentSpace:
 
     vae: str
     sha256: str
-    scale: float
-    shift: float
-    channels: int
-    factor: int
+    scale: Annotated[float, Within("(0, inf)")]
+    shift: Annotated[float, Within("(-inf, inf)")]
+    channels: Positive
+    factor: Positive
     rgb: Sequence[Sequence[float]] | None = None
-    channel_mean: Sequence[float] | None = None
-    channel_std: Sequence[float] | None = None
-
-    def __post_init__(self) -> None:
-        positive = 0 < self.scale < math.inf and min(self.channels, self.factor) >= 1
-        if not positive or not math.isfinite(self.shift):
-            raise UserError(f"{self}: scale, channels and factor must be positive, and shift must be finite")
-        self._check_rgb()
-        for name in PER_CHANNEL:
-            self._check_per_channel(name)
-        if self.channel_mean is not None and self.shift != 0.0:
-            raise UserError(f"{self}: has both shift and channel_mean; only one of them may be set")
-
-    def _check_rgb(self) -> None:
-        """Raise a UserError unless the map to RGB is None or has c + 1 rows of 3 numbers."""
-        if self.rgb is None:
-            return
-        lengths = {len(row) for row in self.rgb}
-        rows = self.channels + 1
-        if len(self.rgb) != rows or lengths != {3}:
-            raise UserError(f"{self.vae}: rgb of {self.channels} latent channels must have {rows} rows of 3 numbers")
-
-    def _check_per_channel(self, name: str) -> None:
-        """Raise a UserError unless a field is None or has c finite numbers, positive for `channel_std`."""
-        values = getattr(self, name)
-        if values is None:
-            return
-        object.__setattr__(self, name, tuple(values))  # JSON has lists, which are not equal to tuples
-        fits = len(values) == self.channels and all(map(math.isfinite, values))
-        kind = "finite"
-        if name == "channel_std":
-            fits = fits and min(values) > 0
-            kind = "positive finite"
-        if not fits:
-            numbers = f"{self.channels} {kind} numbers, one per channel"
-            raise UserError(f"{self.vae}: {name} must have {numbers}, got {values}")
+    channel_mean: tuple[float, ...] | None = None
+    channel_std: tuple[float, ...] | None = None
 
     @property
     def scales(self) -> Tensor:

@@ -20,7 +20,7 @@ from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.files.instantiate import Spec
 from uvit_decay.files.tensor_files import mismatch
 from uvit_decay.files.validation import as_type
-from uvit_decay.latents.autoencoder_files import absolute_name
+from uvit_decay.latents.autoencoder import absolute_name
 from uvit_decay.latents.space import LatentSpace
 from uvit_decay.nn.mae import MAE
 from uvit_decay.nn.sit import SiT
