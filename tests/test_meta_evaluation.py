@@ -22,16 +22,10 @@ from uvit_decay.encoders.networks import ProbedNetwork
 from uvit_decay.encoders.resize import RESIZE
 from uvit_decay.evaluation.extract import Extraction as Extract
 from uvit_decay.evaluation.image_sources import DatasetImages
-from uvit_decay.latents.autoencoder import Autoencoder
-from uvit_decay.metrics.kid import kernel_distance
-from uvit_decay.metrics.precision_recall import precision_recall
 from uvit_decay.representations.classification import Classifying
-from uvit_decay.representations.logistic import fit_accuracy
 from uvit_decay.representations.noise import measure_noise_share
 from uvit_decay.representations.probe_options import Classification, Probing
-from uvit_decay.representations.probe_protocols import PROTOCOLS, Cells
 from uvit_decay.representations.probing import Prober
-from uvit_decay.representations.reconstruction import Reconstructor
 from uvit_decay.runtime.distributed import Processes
 
 META = torch.device("meta")
@@ -96,35 +90,6 @@ def test_features_of_protocols_wait_once_a_batch(digits):
     assert found == {f"probing.py stored_cells: {TO_DEVICE}": 4}
 
 
-def test_reconstructions_wait_once_a_batch():
-    reconstruct = Reconstructor(small_mae().to(META).eval())
-    found, images = waits_of(lambda: reconstruct(there(2, 1, 8, 8), [0, 1]))
-    assert images.device == META
-    assert found == {f"pictures.py to_uint8: {NUMBER}": 3}
-
-
-def test_classifiers_of_features_wait_once_an_epoch_or_iteration():
-    labels = there(32, dtype=torch.int64)
-    train, test = there(1, 32, 16), there(1, 16, 16)
-    cells = Cells(lambda _: train, labels, test, labels[:16], 10, META)
-    options = Classification(epochs=3, neighbours=3)
-    linear = waits_of(lambda: PROTOCOLS["in100-linear"].evaluate(cells, options))[0]
-    assert linear == {
-        f"linear_probes.py <listcomp>: {TO_DEVICE}": 2,  # weight and bias
-        f"linear_probes.py passes: {TO_DEVICE}": 2 * 3,  # the order, for features and labels
-        f"linear_probes.py accuracies: {TO_HOST}": 2 * 3,
-    }
-    found = waits_of(lambda: fit_accuracy(train, labels, test, labels[:16], 1.0, 4))[0]
-    expected = {
-        f"logistic.py minimise: {NUMBER}": 4,
-        f"logistic.py of: {SEEN}": 1,
-        f"logistic.py fit_accuracy: {TO_DEVICE}": MADE,
-        f"logistic.py fit_accuracy: {NUMBER}": 1,
-        f"logistic.py fit_accuracy: {TO_HOST}": 1,
-    }
-    assert found == Counter(expected)
-
-
 def test_likelihoods_never_wait(net):
     model = DiffusionModel.from_net(net, VP(), "eps", META)
     found, density = waits_of(lambda: log_likelihood(model, there(3, 1, 8, 8), [0, 1, 2], [4, 5, 6], steps=3))
@@ -158,26 +123,6 @@ def test_features_are_stored_with_one_wait_a_batch_for_each_kind(digits, tmp_pat
     found, store = waits_of(lambda: run(images, ["features", "logits", "shown"], Processes(), tmp_path / "store"))
     assert found == {f"extract.py _extract: {TO_HOST}": 2 * 24}
     assert store.tensor("features").shape == (48, 64)
-
-
-def test_metrics_wait_for_their_results_and_for_distances_that_cancel():
-    real, fake = there(20, 8), there(20, 8)
-    checks = {f"frechet.py check_features: {NUMBER}": 2}
-    kid = waits_of(lambda: kernel_distance(real, fake, subsets=3, subset_size=10))[0]
-    assert kid == checks | {f"kid.py kernel_distance: {NUMBER}": 2}
-    found = waits_of(lambda: precision_recall(real, fake))[0]
-    tiles = {f"precision_recall.py _compute_squared_distances: {SEEN}": 3}
-    assert found == checks | tiles | {f"precision_recall.py precision_recall: {NUMBER}": 2}
-
-
-def test_autoencoders_wait_for_the_check_of_decoded_images(vae):
-    autoencoder = Autoencoder(str(vae)).on(META)
-    images = torch.zeros(2, 3, 64, 64, dtype=torch.uint8)
-    found, moments = waits_of(lambda: autoencoder.encode(images))
-    assert (moments.device, moments.shape, found) == (META, (2, 8, 8, 8), {})
-    found, decoded = waits_of(lambda: autoencoder.decode(autoencoder.space.mean(moments)))
-    assert (decoded.device, decoded.shape) == (META, images.shape)
-    assert found == {f"pictures.py to_uint8: {NUMBER}": 1}
 
 
 def test_crops_and_erased_rectangles_never_wait():

@@ -146,11 +146,6 @@ def test_images_read_by_index_and_test_images_have_torchvisions_test_crop(photog
                 np.testing.assert_array_equal(image.permute(1, 2, 0).numpy(), expected)
 
 
-def test_grey_images(photographs):
-    data = ready(photographs, channels=1, augment=Augment(rand_augment=RAND))
-    assert batches(data)[0].images.shape == data.train[list(range(8))][0].shape == (8, 1, 16, 16)
-
-
 class Seen(LightningModule):
     """Remembers the images that a task gets."""
 
@@ -228,26 +223,3 @@ def test_a_damaged_image_is_named_in_one_line_while_training(photographs, tmp_pa
         (tmp_path / f"{i}.jpg").write_bytes(content[: 300 if i == 5 else len(content)])
     with raises_user_error("5.jpg"):
         batches(ready(tmp_path), workers=workers)
-
-
-def test_extremely_long_images_are_cropped_like_others(tmp_path):
-    for i, size in enumerate([(1, 4000), (4000, 1), (1, 1), (2, 3)] * 2):
-        Image.new("RGB", size, (200, 10, 60)).save(tmp_path / f"{i}.png")
-    for batch in batches(ready(tmp_path)):
-        assert (batch.images == torch.tensor([200, 10, 60], dtype=torch.uint8)[:, None, None]).all()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"test_crop": 0.0}, "test_crop"),
-        ({"test_crop": 1e-3}, "size"),
-        ({"image_size": 0}, "size"),
-        ({"channels": 2}, "1 channel"),
-        ({"memory_gb": -1.0}, "memory_gb"),
-        ({"augment": Augment(shift=16)}, "shift"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(photographs, options, message):
-    with raises_user_error(message):
-        batches(ready(photographs, **options))

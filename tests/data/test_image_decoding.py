@@ -3,7 +3,6 @@
 import io
 import struct
 import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,9 +11,6 @@ from PIL import Image
 from refusals import raises_user_error
 
 from uvit_decay.data.decoding import AS_TRAINED, Decoding, Reading, decode
-from uvit_decay.data.listing import Listing
-from uvit_decay.data.reading import read
-from uvit_decay.terminal.errors import UserError
 
 
 def saved(image: Image.Image, kind: str, **options: object) -> io.BytesIO:
@@ -194,14 +190,6 @@ def test_exif_orientation_is_ignored():
     turned[0x0112] = 6
     plain = decoded(image, "JPEG")
     assert (decoded(image, "JPEG", exif=turned) == plain).all()
-
-
-@pytest.mark.parametrize(("size", "channels"), [(SIZE, 2), (SIZE, 4), (0, 3), (-1, 1), (10**9, 3)])
-def test_impossible_shapes(size, channels):
-    with pytest.raises(UserError):
-        decode(saved(Image.new("L", (SIZE, SIZE)), "PNG"), "x", Decoding(size, channels))
-    with raises_user_error(size if size != SIZE else channels):
-        read(Listing(Path(), (), (), ()), Decoding(size, channels))
 
 
 def adm_crop(pil_image: Image.Image, image_size: int) -> np.ndarray:

@@ -1,6 +1,5 @@
 """Folders, zips and tars of images: how they are listed, read, and refused; test_archives.py has more of tars."""
 
-import os
 import pickle
 from itertools import product
 from pathlib import Path
@@ -11,7 +10,6 @@ from image_noise import SIZE, fails, noise, tree, write_tar, write_zip
 from refusals import raises_user_error
 from torch.utils.data import DataLoader
 
-from uvit_decay.data import reading
 from uvit_decay.data.decoding import Decoding
 from uvit_decay.data.labels import LabelOptions
 from uvit_decay.data.listing import list_images
@@ -87,35 +85,12 @@ def test_paths_that_are_no_sets_of_images(tmp_path):
     (tmp_path / "empty").mkdir()
     fails(tmp_path / "empty", "no images", ".png")
     fails(write_zip(tmp_path / "empty", tmp_path / "empty.zip"), "no images", ".png")
-    (tmp_path / "text.zip").write_text("zip")
-    fails(tmp_path / "text.zip", "zip")
-    (tmp_path / "text.txt").write_text("zip")
-    fails(tmp_path / "text.txt", "folder", "zip", "tar")
+    (tmp_path / "x.npz").write_text("text")
+    fails(tmp_path / "x.npz", "folder", "zip", "tar")
+    fails(tmp_path, "1 .npz", "HubDataset")
     whole = write_zip(tree(tmp_path / "data", CLASSES), tmp_path / "whole.zip").read_bytes()
     (tmp_path / "cut.zip").write_bytes(whole[: len(whole) // 2])
     fails(tmp_path / "cut.zip", "cut short")
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("data-00000-of-00001.arrow", ("HubDataset", "save_to_disk")),
-        ("train.parquet", ("HubDataset", "`files`")),
-        ("x.npz", "PNGs"),
-        ("x.npy", "PNGs"),
-        ("x.mat", "PNGs"),
-        ("data.mdb", ("LMDB", "PNGs")),
-        ("x.tfrecord-00000-of-00010", "PNGs"),
-        ("train-images-idx3-ubyte.gz", ("MNIST", "HubDataset")),
-        ("train-images.idx3-ubyte", ("MNIST", "HubDataset")),
-    ],
-)
-def test_data_sets_of_other_formats_are_told_what_to_do(tmp_path, name, words):
-    for file in (tmp_path / name, tmp_path / "set" / name):
-        file.parent.mkdir(exist_ok=True)
-        file.write_bytes(b"not looked at")
-    fails(tmp_path / name, name, *([words] if isinstance(words, str) else words))
-    fails(tmp_path / "set", name, *([words] if isinstance(words, str) else words))
 
 
 def test_indices(tmp_path):
@@ -128,16 +103,6 @@ def test_indices(tmp_path):
         assert all((whole[i].numpy().transpose(1, 2, 0) == noise(SIZE, SIZE, 3, seed=i)).all() for i in range(150))
         assert torch.equal(read(listing, Decoding(SIZE, 3), indices=[7, 2, 7]), whole[[7, 2, 7]])
         assert read(listing, Decoding(SIZE, 1), indices=[]).shape == (0, 1, SIZE, SIZE)
-
-
-def test_a_bar_is_shown_when_reading_takes_long(tmp_path, capfd, monkeypatch):
-    listing = list_images(tree(tmp_path / "data", ["a.png"]))
-    monkeypatch.setattr("os.get_terminal_size", lambda *_: os.terminal_size((120, 40)))
-    read(listing, Decoding(SIZE, 3))
-    assert capfd.readouterr().err == ""
-    monkeypatch.setattr(reading, "_PATIENCE", 0.0)
-    read(listing, Decoding(SIZE, 3))
-    assert "reading images" in capfd.readouterr().err
 
 
 def test_broken_images_are_counted_in_the_set_and_named(tmp_path):

@@ -48,12 +48,6 @@ def test_other_files_are_counted_by_extension(damaged, tmp_path, pack):
     assert "damaged" not in text
 
 
-def test_a_folder_of_other_formats_only_is_told_what_it_has(tmp_path):
-    for name in ("a.psd", "b.psd", "c.npy"):
-        (tmp_path / name).write_bytes(b"x")
-    fails(tmp_path, "2 .psd", "1 .npy")
-
-
 @pytest.mark.parametrize("kind", [Images, AugmentedImages])
 @pytest.mark.parametrize("options", [{}, {"holdout": 0.5}])
 def test_a_set_in_memory_names_all_damaged_images_at_once(damaged, kind, options):
@@ -97,16 +91,6 @@ def test_damaged_images_are_left_out_on_request(damaged, tmp_path, memory_gb, ca
     assert data.train.labels.tolist() == alone.train.labels.tolist()
 
 
-def test_a_class_without_a_picture_that_can_be_read_is_named(damaged, caplog):
-    for i in range(6):
-        (damaged / f"cat/{i}.jpg").write_bytes(b"")
-    with caplog.at_level("INFO"):
-        assert set(leave_out_unreadable(list_images(damaged)).labels) == {1}
-    (line,) = [line for line in caplog.messages if "warning" in line]
-    assert "cat" in line
-    assert "dog" not in line
-
-
 def test_images_are_decoded_once_for_the_list_until_a_file_changes(damaged, monkeypatch):
     whole = damaged / NAMES[0]
     decoded = []
@@ -124,37 +108,20 @@ def test_images_are_decoded_once_for_the_list_until_a_file_changes(damaged, monk
 
 
 @pytest.mark.parametrize("memory_gb", [4.0, 0.0])
-def test_transparent_and_dark_sets_are_remarked_on(tmp_path, memory_gb, caplog):
+def test_dark_sets_are_remarked_on(tmp_path, memory_gb, caplog):
     folder = tree(tmp_path / "pictures", NAMES)
-    for name, alpha in zip(NAMES[:3], (0, 254, 255), strict=True):
-        Image.new("RGBA", (SIZE, SIZE), (9, 9, 9, alpha)).save(folder / name, "PNG")
     with caplog.at_level("INFO"):
         loaded(folder, memory_gb=memory_gb)
-    find_line(caplog.messages, "2 of 12", "transparent", "white")
     assert not any("brighter" in line for line in caplog.messages)
-    caplog.clear()
     for name in NAMES:
         twelve_bits = np.full((SIZE, SIZE), 4095, np.uint16)
         Image.fromarray(twelve_bits).save(folder / name, "PNG")
     with caplog.at_level("INFO"):
         loaded(folder, memory_gb=memory_gb)
         find_line(caplog.messages, "16 of 255", "`white` 4095")
-        assert not any("put on white" in line for line in caplog.messages)
         caplog.clear()
         assert loaded(folder, memory_gb=memory_gb, white=4095).train.stored([0, 11]).min() == 255
     assert not any("brighter" in line for line in caplog.messages)
-
-
-@pytest.mark.parametrize("memory_gb", [4.0, 0.0])
-def test_later_pages_of_a_tiff_are_said_not_to_be_read(tmp_path, memory_gb, caplog):
-    folder = tree(tmp_path / "pictures", ["a/1.tif", "a/2.tif", "b/3.gif"])
-    pages = [Image.new("L", (SIZE, SIZE), level) for level in (200, 100)]
-    for name in ("a/1.tif", "b/3.gif"):
-        pages[0].save(folder / name, save_all=True, append_images=pages[1:])
-    with caplog.at_level("INFO"):
-        data = loaded(folder, memory_gb=memory_gb, channels=1)
-    find_line(caplog.messages, folder, "1 of 3", "first page")
-    assert data.train.stored([0]).unique().tolist() == [200]
 
 
 def test_the_page_lists_all_extensions_that_are_read():

@@ -55,18 +55,16 @@ def test_colours_become_grey_in_every_form(forms, images, name):
     assert (open_images(str(forms / name), 1).read(range(12))[:, 0].numpy() == np.stack(expected)).all()
 
 
-def test_named_protocols_drop_transparency_with_a_remark(forms):
+def test_named_protocols_drop_transparency(forms):
     clear = Image.new("RGBA", (16, 16), (200, 100, 0, 0))
     clear.save(forms / "folder" / "000003.png")
     pixels, prints = [], []
     for features in (FeatureOptions(features="small-cnn"), FeatureOptions(protocol="clean")):
         source = open_images(str(forms / "folder"), 3, on_white=features.on_white)
-        find_line(source.remark, "1 of 12", forms / "folder", "transparent")
         pixels.append(source.read([3])[0, :, 0, 0].tolist())
         prints.append(source.fingerprint())
     assert pixels == [[255, 255, 255], [200, 100, 0]]
     assert prints[0] != prints[1]
-    assert not open_images(str(forms / "zipped.zip"), 3).remark
 
 
 def test_an_array_may_have_labels(forms):

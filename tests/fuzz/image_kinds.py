@@ -1,30 +1,22 @@
-"""Kinds of files with pictures and texts: folders, zips and tars of images, settings, histories."""
+"""Kinds of files with pictures: folders, zips and tars of images."""
 
 from __future__ import annotations
 
 import hashlib
 import shutil
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from conftest import ROOT
-from documents import JSON, TEXT, YAML
 from image_noise import noise, tree, write_tar, write_zip
 from kind import Kind, Sources, anything_valid
 from PIL import Image
-from run_folders import a_run
 
-from uvit_decay.commands.train.launch import Launch
-from uvit_decay.compare.runs import FinishedRun
 from uvit_decay.data import Images
 from uvit_decay.data.decoding import Box, Decoding, decode_box
 
 SIDE = 8
-SETTING = r'"(trainer|model|data|seed_everything)[\w.]*"|--\w+|option .\w|fit[.]\w+|Spaces not allowed'
-SETTING += "|nested key|what configurations may name"
 NAMES = ["cat/a.png", "cat/b.png", "dog/c.png", "dog/d.png"]
 MODES = ("L", "RGB", "RGBA", "P", "I;16", "LA", "1")
 
@@ -79,46 +71,9 @@ def make_archives(folder: Path, sources: Sources) -> None:
     shutil.rmtree(images)
 
 
-PARSED: list[dict[str, Any]] = []
-
-
-class Parsed(Launch):
-    """train.py up to the point where it would build what a configuration describes."""
-
-    def instantiate_classes(self) -> None:
-        """Build nothing."""
-
-    def _run_subcommand(self, subcommand: str) -> None:
-        """Train nothing; keep what was read."""
-        PARSED.append(self.config.as_dict())
-
-
-def make_config(folder: Path, sources: Sources) -> None:
-    shutil.copy(ROOT / "configs" / "digits.yaml", folder / "digits.yaml")
-
-
-def read_config(folder: Path, file: Path) -> Any:
-    sys.argv = ["train.py", "fit", "--config", str(file)]
-    Parsed.run(sys.argv[1:])
-    return PARSED.pop()["fit"]
-
-
-def make_run(folder: Path, sources: Sources) -> None:
-    a_run(folder, top1=0.5)
-    (folder / "digits" / "version_0").rename(folder / "run")
-
-
-def read_run(folder: Path, file: Path) -> Any:
-    run = FinishedRun.read(folder / "run")
-    return [run.options, run.last, run.protocol, run.last_step]
-
-
 IMAGE_KINDS = {
     "PNG": Kind(make_pngs, lambda folder, _: images_in(folder / "images"), "images/*/*.png", (), known_pictures),
     "JPEG": Kind(make_jpegs, read_jpegs, "images/*.jpg", (), anything_valid),
     "zip of images": Kind(make_archives, lambda _, file: images_in(file), "*.zip", (), known_pictures),
     "tar of images": Kind(make_archives, lambda _, file: images_in(file), "*.tar", (), known_pictures),
-    "configuration to train": Kind(make_config, read_config, "*.yaml", YAML, anything_valid, SETTING, pipes=True),
-    "run: histories": Kind(make_run, read_run, "run/*.jsonl", JSON, anything_valid),
-    "run: metrics.csv": Kind(make_run, read_run, "run/*.csv", TEXT, anything_valid),
 }

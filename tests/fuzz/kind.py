@@ -43,8 +43,6 @@ class Kind:
         files: glob of the files to change.
         mutations: those that know the format; may be empty.
         allowed: whether another value than the original's may be read.
-        named: pattern of messages that name a place in the file, in place of the file.
-        pipes: whether the reader takes a pipe, and waits for the one who writes it.
     """
 
     make: Callable[[Path, Sources], None]
@@ -52,8 +50,6 @@ class Kind:
     files: str
     mutations: tuple[Mutation, ...]
     allowed: Callable[[Any, Any, Path], bool] = nothing_else
-    named: str = "$^"
-    pipes: bool = False
 
 
 def digest(value: Any) -> str:

@@ -10,9 +10,9 @@ import mae_reference
 import numpy as np
 import torch
 from conftest import tiny_task
-from documents import JSON, TORCH
 from kind import Kind, Sources
 from official_files import TINY, TINY_MAE, tiny, tiny_sit
+from pickles import TORCH
 
 from uvit_decay.checkpoint import load, read_training_checkpoint
 from uvit_decay.checkpoint.convert import export_file, import_official
@@ -111,9 +111,7 @@ TENSOR_KINDS = {
     "checkpoint, to resume from": Kind(make_training, read_resumed, "*.ckpt", TORCH),
     "exported .safetensors": Kind(make_exported, read_network, "*.safetensors", ()),
     "official .pth to import": Kind(make_official, read_imported, "*.pth", TORCH),
-    "latents: manifest": Kind(make_latents, read_latents, "latents/*.json", JSON),
-    "latents: shards and labels": Kind(make_latents, read_latents, "latents/*.safetensors", ()),
+    "latents": Kind(make_latents, read_latents, "latents/*.safetensors", ()),
     "stored features": Kind(make_store, read_store, "features/*.safetensors", ()),
-    "stored features: description": Kind(make_store, read_store, "features/*.json", JSON),
     "samples .npz": Kind(make_samples, read_samples, "*.npz", TORCH),
 }

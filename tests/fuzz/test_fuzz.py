@@ -10,7 +10,7 @@ from tensor_kinds import TENSOR_KINDS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits and measures by /proc")
 KINDS = {**TENSOR_KINDS, **IMAGE_KINDS}
-SEED, NORMAL, EXHAUSTIVE = 0, 5, 208  # cases of each kind: 120 and 5,000 in all
+SEED, NORMAL, EXHAUSTIVE = 0, 5, 208  # cases of each kind
 
 
 @pytest.fixture(scope="session")

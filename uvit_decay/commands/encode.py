@@ -102,7 +102,7 @@ def _list_source(
     from uvit_decay.data.label_tables import Columns
     from uvit_decay.data.labels import NO_CLASSES, LabelOptions
     from uvit_decay.data.listing import check_columns, list_images
-    from uvit_decay.data.reading import Inspection, check_headers, leave_out_unreadable
+    from uvit_decay.data.reading import check_headers, leave_out_unreadable
 
     names = None if classes is None else class_list(classes)
     columns = Columns(name_column, label_column)
@@ -111,7 +111,7 @@ def _list_source(
     if skip_unreadable:
         return leave_out_unreadable(listing)
     measured = spread(len(listing.members), MOST_MEASURED)
-    check_headers(listing, measured, Inspection(), hint="; to leave such images out, set `skip_unreadable`")
+    check_headers(listing, measured, hint="; to leave such images out, set `skip_unreadable`")
     return listing
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -242,6 +241,4 @@ def statistics(
         if processes.is_main:
             about = {"extractor": extractor.fingerprint(), **extractor.describe(), **images.metadata()}
             save_statistics(out, {kind: store.statistics(kind) for kind in keep}, about)
-            if images.remark:
-                print(f"remark: {images.remark}", file=sys.stderr)
             print(f"wrote {out}: {len(images):,} images of {images.name}, {extractor.fingerprint()}")

@@ -53,9 +53,10 @@ class ArchiveIndex(NamedTuple):
 
     def split(self, extensions: Collection[str]) -> tuple[ArchiveIndex, ArchiveIndex]:
         """Return the files with these extensions, and all others."""
-        are_inside = [has_extension(name, extensions) for name in self.names]
-        inside = [row for row, is_inside in enumerate(are_inside) if is_inside]
-        outside = [row for row, is_inside in enumerate(are_inside) if not is_inside]
+        inside, outside = [], []
+        for row, name in enumerate(self.names):
+            rows = inside if os.path.splitext(name)[1].lower() in extensions else outside
+            rows.append(row)
         return self.take(inside), self.take(outside)
 
     def take(self, rows: Sequence[int]) -> ArchiveIndex:
@@ -97,11 +98,6 @@ def _choose(names: Iterable[str], extensions: Collection[str]) -> ArchiveIndex:
 def _extension(name: str) -> str | None:
     """Return the extension of a visible file in lower case, such as ".png"; None for a hidden file."""
     return None if _is_hidden(name) else os.path.splitext(name)[1].lower()
-
-
-def has_extension(name: str, extensions: Collection[str]) -> bool:
-    """Return whether a file has one of these (lower-case) extensions."""
-    return os.path.splitext(name)[1].lower() in extensions
 
 
 def _is_hidden(name: str) -> bool:

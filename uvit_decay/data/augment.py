@@ -22,8 +22,8 @@ from torch import Tensor
 
 from uvit_decay.data.decoding import Box
 from uvit_decay.runtime.random import normal, uniform
-from uvit_decay.terminal.errors import UserError, check_numbers
-from uvit_decay.terminal.typed import Bounds, Share, check_types
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.typed import Bounds, Share, Within, check_types
 
 _ATTEMPTS = 10  # to find a box that fits, as in torchvision and timm
 _ERASED_SHARE = (0.02, 1 / 3)  # of the area, in timm's RandomErasing
@@ -56,8 +56,8 @@ class Augment:
             and horizontally; its mirror image fills the border. CIFAR is usually moved by 4, with crop_scale 1, 1.
     """
 
-    crop_scale: tuple[float, float] = (0.2, 1.0)
-    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    crop_scale: Annotated[Range, Within("(0, 1]")] = (0.2, 1.0)
+    crop_ratio: Annotated[Range, Within("(0, inf)")] = (3 / 4, 4 / 3)
     flip: bool = True
     rand_augment: str | None = None
     erase: Share = 0.0
@@ -65,8 +65,6 @@ class Augment:
     shift: Annotated[int, Bounds(0, 2**16)] = 0
 
     def __post_init__(self) -> None:
-        _check_range("crop_scale", self.crop_scale, "(0, 1]")
-        _check_range("crop_ratio", self.crop_ratio, "(0, inf)")
         if self.rand_augment is not None and not _RAND_AUGMENT.fullmatch(self.rand_augment):
             example = "give a name of timm, such as rand-m9-mstd0.5-inc1"
             raise UserError(f"rand_augment {self.rand_augment!r} is not a RandAugment of timm; {example}")
@@ -84,14 +82,6 @@ class Augment:
         for attempts, mirror, seeds, (down, right) in numbers:
             draws.append(AugmentDraw(self, attempts, mirror, seeds, (down, right)))
         return draws
-
-
-def _check_range(name: str, ends: Range, interval: str) -> None:
-    """Raise a UserError unless both ends lie in an interval, the lower end first."""
-    low, high = ends
-    check_numbers(interval, **{f"the least {name}": low, f"the largest {name}": high})
-    if low > high:
-        raise UserError(f"{name} must be the least and the largest value, in this order, got {low}, {high}")
 
 
 class AugmentDraw(NamedTuple):

@@ -15,11 +15,10 @@ from torch import Tensor
 
 from uvit_decay.data.augment import Augment, AugmentDraw, erase_boxes, global_seeds, rand_augment
 from uvit_decay.data.batches import Augmentation, Batch, ImageSet, InMemory
-from uvit_decay.data.decoding import Decoding, ResizedCentre, check_shape, decode_box, planes
+from uvit_decay.data.decoding import Decoding, ResizedCentre, Side, decode_box, planes
 from uvit_decay.data.folder import Images
 from uvit_decay.data.listing import Listing
 from uvit_decay.data.reading import OnDisk, common_side
-from uvit_decay.terminal.errors import UserError
 from uvit_decay.terminal.typed import Within, check_types
 
 
@@ -120,7 +119,7 @@ class AugmentedImages(Images):
     def __init__(
         self,
         path: str | Path,
-        image_size: int | None = None,
+        image_size: Side | None = None,
         batch_size: int = 256,
         augment: Augment = Augment(),  # noqa: B008  frozen
         test_crop: Annotated[float, Within("(0, 1]")] = 0.875,
@@ -129,9 +128,6 @@ class AugmentedImages(Images):
         super().__init__(path, image_size=image_size, batch_size=batch_size, flip=augment.flip, **options)
         self.augment = augment
         self.crop = ResizedCentre(test_crop)
-        check_shape(self.crop.shorter_side(self.image_size), self.channels)
-        if augment.shift >= self.image_size:
-            raise UserError(f"augment.shift {augment.shift} must be less than image_size {self.image_size}")
 
     def _train_set(self, listing: Listing, chosen: list[int]) -> ImageSet:
         side = None

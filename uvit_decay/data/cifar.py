@@ -6,9 +6,8 @@ The files are pickles, which could run code: torchvision reads a file only if it
 from __future__ import annotations
 
 import pickle
+import sys
 import tempfile
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,14 +17,14 @@ from uvit_decay.data.batches import InMemory
 from uvit_decay.data.datamodule import ImageData, Sizes
 from uvit_decay.files.download import verify
 from uvit_decay.files.writing import at_home
-from uvit_decay.terminal.errors import UserError, explain
+from uvit_decay.terminal.errors import UserError, explain, one_line
 from uvit_decay.terminal.typed import check_types
 
 if TYPE_CHECKING:
     from torchvision import datasets
 
 
-class _CIFAR(ImageData, ABC):
+class _CIFAR(ImageData):
     """Base class of CIFAR-10 and CIFAR-100; --help shows these arguments and the arguments of each class.
 
     Args:
@@ -34,6 +33,9 @@ class _CIFAR(ImageData, ABC):
         flip: mirror half of the training images.
         seed: random seed of the image order and the flips.
     """
+
+    kind: str  # name of torchvision's class
+    num_classes: int
 
     def __init__(
         self,
@@ -48,16 +50,6 @@ class _CIFAR(ImageData, ABC):
         self.path = at_home(path)
         self.download = download
 
-    @property
-    @abstractmethod
-    def kind(self) -> str:
-        """Name of torchvision's class."""
-
-    @property
-    @abstractmethod
-    def num_classes(self) -> int:
-        """Number of classes."""
-
     def official(self) -> type[datasets.CIFAR10]:
         """Return torchvision's class, which defines file names, URL and checksums."""
         from torchvision import datasets
@@ -69,12 +61,16 @@ class _CIFAR(ImageData, ABC):
         return Sizes(self.image_size, self.channels, self.num_classes)
 
     def prepare_data(self) -> None:
-        """Download and unpack the data if `download` is set and it is missing. Lightning calls this once per node."""
+        """Download and unpack the data if `download` is set and it is missing. Lightning calls this once per node.
+
+        `load` reports a download that has failed, in all processes: those that wait here would not see an error.
+        """
         if self.download and self._find() is None:
             official = self.official()
-            hint = f"fetch it elsewhere and put it into {self.path}"
-            with explain(f"cannot download {official.url}", OSError, RuntimeError, hint=hint):
+            try:
                 official(self.path, download=True)
+            except (OSError, RuntimeError) as error:
+                print(f"cannot download {official.url}: {one_line(error)}", file=sys.stderr)
 
     def load(self) -> None:
         """Read the files by torchvision and set `train`, `test` and `class_names`."""
@@ -115,17 +111,15 @@ class _CIFAR(ImageData, ABC):
         with explain(f"cannot read {folder}", RuntimeError, hint=hint):
             train = official(root, train=True)
             test = official(root, train=False)
-        self.class_names = tuple(self._names(folder, train))
-        self.train = _in_memory(train, self._targets(folder, train))
-        self.test = _in_memory(test, self._targets(folder, test))
+        self.class_names = tuple(train.classes)
+        self.train = _in_memory(train)
+        self.test = _in_memory(test)
 
-    def _names(self, folder: Path, official: datasets.CIFAR10) -> Sequence[str]:
-        """Return the names of the classes, from files with verified md5s."""
-        return official.classes
 
-    def _targets(self, folder: Path, official: datasets.CIFAR10) -> Sequence[int]:
-        """Return the class of each image, from files with verified md5s."""
-        return official.targets
+def _in_memory(official: datasets.CIFAR10) -> InMemory:
+    """Convert torchvision's uint8 (n, 32, 32, 3) to a set of (n, 3, 32, 32)."""
+    images = torch.from_numpy(official.data.transpose(0, 3, 1, 2)).contiguous()
+    return InMemory(images, torch.tensor(official.targets, dtype=torch.int64))
 
 
 @check_types
@@ -163,37 +157,23 @@ class CIFAR100(_CIFAR):
     ) -> None:
         super().__init__(path, download, **options)
         self.labels = labels
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes, or of groups."""
-        return 100 if self.labels == "fine" else 20
+        self.num_classes = 100 if labels == "fine" else 20
 
     @property
     def name(self) -> str:
         """Name of the training set in reports."""
         return "cifar100" if self.labels == "fine" else "cifar100-coarse"
 
-    def _names(self, folder: Path, official: datasets.CIFAR10) -> Sequence[str]:
-        if self.labels == "fine":
-            return official.classes
-        return _unpickle(folder / official.meta["filename"])["coarse_label_names"]
-
-    def _targets(self, folder: Path, official: datasets.CIFAR10) -> Sequence[int]:
-        if self.labels == "fine":
-            return official.targets
-        ((name, _),) = official.train_list if official.train else official.test_list
-        return _unpickle(folder / name)["coarse_labels"]  # torchvision reads only the fine labels
+    def _read(self, root: Path) -> None:
+        super()._read(root)
+        if self.labels == "coarse":  # torchvision reads only the fine ones; it has verified the files
+            official = self.official()
+            folder = root / official.base_folder
+            self.class_names = tuple(_unpickle(folder / official.meta["filename"])["coarse_label_names"])
+            for images, ((name, _),) in ((self.train, official.train_list), (self.test, official.test_list)):
+                images.labels = torch.tensor(_unpickle(folder / name)["coarse_labels"], dtype=torch.int64)
 
 
 def _unpickle(path: Path) -> dict[str, Any]:
-    """Return the contents of a file; torchvision has verified its md5."""
     with path.open("rb") as file:
         return pickle.load(file, encoding="latin1")
-
-
-def _in_memory(official: datasets.CIFAR10, targets: Sequence[int]) -> InMemory:
-    """Convert torchvision's uint8 (n, 32, 32, 3) to a set of (n, 3, 32, 32)."""
-    images = torch.from_numpy(official.data.transpose(0, 3, 1, 2)).contiguous()
-    labels = torch.tensor(targets, dtype=torch.int64)
-    return InMemory(images, labels)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -37,19 +37,6 @@ class Sizes(NamedTuple):
     image_size: int
     channels: int
     num_classes: int
-
-
-def hash_set(class_names: Sequence[str], labels: Tensor, content: str) -> str:
-    """Return the SHA-256 of images with their classes.
-
-    Args:
-        class_names: names of the classes.
-        labels: int64 (n,) on the CPU, in the order of the images.
-        content: `ImageData.content_hash` of the images.
-    """
-    # The number, classes and labels of the images have a hash of their own, as in all checkpoints.
-    counted = sha256((class_hash(class_names) + sha256(labels.numpy().tobytes()).hexdigest()).encode())
-    return sha256((counted.hexdigest() + content).encode()).hexdigest()
 
 
 @check_types
@@ -110,7 +97,10 @@ class ImageData(LightningDataModule):
         It is computed once, so that all checkpoints of a run have the same fingerprint.
         """
         if self._fingerprint is None:
-            self._fingerprint = hash_set(self.class_names, self.train.labels, self.content_hash())
+            # The classes and labels of the images have a hash of their own, as in all checkpoints.
+            labels = sha256(self.train.labels.numpy().tobytes()).hexdigest()
+            labelled = sha256((class_hash(self.class_names) + labels).encode()).hexdigest()
+            self._fingerprint = sha256((labelled + self.content_hash()).encode()).hexdigest()
         return self._fingerprint
 
     def describe_pictures(self) -> str:

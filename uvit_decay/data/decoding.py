@@ -14,14 +14,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
-from typing import BinaryIO, NamedTuple, TypeVar
+from typing import Annotated, BinaryIO, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from uvit_decay.data.archives import DAMAGED
 from uvit_decay.files.writing import PAGE, check_content
-from uvit_decay.terminal.errors import UserError, check_whole, explain
+from uvit_decay.terminal.errors import UserError, explain
+from uvit_decay.terminal.typed import Bounds, check_types
 
 # Formats that PIL may open, whatever the file extension: common ones first, TGA last because it has no signature. Other
 # formats are not images (labels.h5) or run another program on the contents (EPS, and IPTC, which may contain an EPS).
@@ -29,6 +30,8 @@ FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM", "JPEG2000"
 FORMATS += ("ICO", "PCX", "QOI", "SGI", "SUN", "XBM", "HEIF", "TGA")
 MOST_PIXELS = 89_478_485  # PIL's limit, here for images before and after scaling
 
+Side = Annotated[int, Bounds(1, math.isqrt(MOST_PIXELS))]  # of a square image
+Channels = Literal[1, 3]  # grey, or RGB
 Picture = TypeVar("Picture")
 Crop = Callable[[Image.Image, int], Image.Image]  # scales and crops an image to size x size
 
@@ -53,7 +56,6 @@ class Reading:
 
 
 AS_TRAINED = Reading()
-Look = Callable[[Image.Image], None]  # sees an image before it is converted
 
 
 class Box(NamedTuple):
@@ -149,6 +151,7 @@ class ResizedCentre:
         return round(size / self.share)
 
 
+@check_types
 @dataclass(frozen=True)
 class Decoding:
     """The conversion of an image in a file to uint8 (channels, size, size).
@@ -161,17 +164,14 @@ class Decoding:
         reading: how its values become 8 bits.
     """
 
-    size: int
-    channels: int
+    size: Side
+    channels: Channels
     exact: bool = False
     crop: Crop = centre_crop
     reading: Reading = AS_TRAINED
 
-    def __post_init__(self) -> None:
-        check_shape(self.size, self.channels)
 
-
-def decode(file: BinaryIO, name: str, decoding: Decoding, look: Look | None = None) -> np.ndarray:
+def decode(file: BinaryIO, name: str, decoding: Decoding) -> np.ndarray:
     """Decode an image to uint8 (channels, size, size).
 
     All FORMATS and PIL modes are supported: animations give their first frame, transparency becomes white, 16-bit grey
@@ -182,7 +182,6 @@ def decode(file: BinaryIO, name: str, decoding: Decoding, look: Look | None = No
         file: the bytes of the image.
         name: its name in errors.
         decoding: size, channels and crop of the result.
-        look: sees the whole image, in its mode in the file.
 
     Raises:
         UserError: the bytes cannot be decoded, values are outside these ranges, or the size differs with `exact` or
@@ -196,8 +195,6 @@ def decode(file: BinaryIO, name: str, decoding: Decoding, look: Look | None = No
         if size**2 * max(image.size) > MOST_PIXELS * min(image.size):
             raise UserError(f"{name}: {width}x{height} is too long to be scaled to {size} on its shorter side")
         image.load()
-        if look is not None:
-            look(image)
         converted = _convert(image, decoding.channels, decoding.reading)
     if not decoding.exact:
         converted = decoding.crop(converted, size)
@@ -217,16 +214,6 @@ def check_image(file: BinaryIO, name: str, reading: Reading = AS_TRAINED) -> Non
     with open_image(file, name) as image:
         image.load()
         _convert(image, 3, reading)
-
-
-def is_transparent(image: Image.Image) -> bool:
-    """Return whether a pixel of an image is transparent; only images with transparency are decoded."""
-    if not image.has_transparency_data:
-        return False
-    if image.mode.startswith("I"):  # a PNG of 16 bits has one transparent value
-        return bool((np.asarray(image) == image.info["transparency"]).any())
-    least, _ = image.convert("RGBA").getchannel("A").getextrema()
-    return least < 255
 
 
 def planes(image: Image.Image) -> np.ndarray:
@@ -309,21 +296,9 @@ def formats() -> list[str]:
     """Load PIL's plugins, common ones first (a third faster on CIFAR-10), and return the available FORMATS."""
     Image.preinit()
     Image.init()
-    _register_heif()
+    if find_spec("pillow_heif") is not None:  # for HEIF, the format of telephones' pictures (.heic)
+        with explain("pillow-heif is installed but cannot be imported", ImportError, OSError):
+            from pillow_heif import register_heif_opener
+        register_heif_opener()
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # such images are refused
     return [name for name in FORMATS if name in Image.OPEN]
-
-
-def _register_heif() -> None:
-    """Let PIL read HEIF, the format of telephones' pictures (.heic), if the library for it is installed."""
-    if find_spec("pillow_heif") is None:
-        return
-    with explain("pillow-heif is installed but cannot be imported", ImportError, OSError):
-        from pillow_heif import register_heif_opener
-    register_heif_opener()
-
-
-def check_shape(size: int, channels: int) -> None:
-    if channels not in (1, 3):
-        raise UserError(f"images have 1 channel (grey) or 3 (RGB), not {channels}")
-    check_whole(1, math.isqrt(MOST_PIXELS), **{"the size of images": size})

@@ -14,14 +14,13 @@ from torch import Tensor
 from uvit_decay.data.batches import ImageSet, InMemory
 from uvit_decay.data.classes import class_list
 from uvit_decay.data.datamodule import ImageData, Sizes
-from uvit_decay.data.decoding import Crop, Decoding, Reading, centre_crop
+from uvit_decay.data.decoding import Channels, Crop, Decoding, Reading, Side, centre_crop
 from uvit_decay.data.fingerprint import MOST_MEASURED, hash_files, name_shared, spread
 from uvit_decay.data.label_tables import Columns
 from uvit_decay.data.labels import AUTO, FOLDERS, LEAF, LabelOptions
 from uvit_decay.data.listing import Listing, adopt_classes, check_columns, describe_listing, list_parts
 from uvit_decay.data.reading import (
     UNREAD,
-    Inspection,
     OnDisk,
     check_headers,
     common_side,
@@ -89,8 +88,8 @@ class Images(ImageData):
         test_path: str | Path | None = None,
         holdout: Annotated[float, Within("[0, 1)")] = 0.0,
         classes: str | Path | None = None,
-        image_size: int | None = None,
-        channels: int = 3,
+        image_size: Side | None = None,
+        channels: Channels = 3,
         batch_size: int = 128,
         device_batch_size: int | None = None,
         flip: bool = True,
@@ -122,7 +121,6 @@ class Images(ImageData):
         self._training_files: tuple[Listing, list[int]] | None = None
         self.crop: Crop = centre_crop
         self.reading = Reading(white)
-        self._inspection = Inspection()  # of all images that are read or looked at
 
     @property
     def name(self) -> str:
@@ -141,7 +139,10 @@ class Images(ImageData):
         if test is not None:
             if test.class_names != listing.class_names:
                 test = self._adopt_classes(test, listing)
-            self._compare(listing, training, test)
+            if test == listing:
+                self.warn_of_overlap(f"the test images are the training images, {self.path}")
+            elif (shared := name_shared(listing, training, test)) is not None:
+                self.warn_of_overlap(f"{self.test_name} and {self.path} share images, such as {shared}")
         self.train = self._train_set(listing, training)
         self.train.has_jpegs = listing.has_jpegs
         if test is not None:
@@ -163,8 +164,6 @@ class Images(ImageData):
         where = self._store_unread(lines) if lines else ""
         for name, listing in named.items():
             rank_zero_info(f"{name}: {describe_listing(listing, self.image_size, where)}")
-        for remark in self._inspection.describe(self.path, self.reading):
-            rank_zero_info(remark)
         warn_of_dark_images(self.path, self.train, "if their files hold 12 bits in 16, set `white` 4095")
 
     def _store_unread(self, lines: Sequence[str]) -> str:
@@ -203,7 +202,8 @@ class Images(ImageData):
     def _adopt_classes(self, test: Listing, training: Listing) -> Listing:
         """Return the test images with the class numbers of the training images; by indices they may lack some."""
         adopted = adopt_classes(test, training)
-        are_indices = test.table and training.table and training.class_names == _indices(training)
+        indices = tuple(map(str, range(len(training.class_names))))  # the class names of integer labels
+        are_indices = test.table and training.table and training.class_names == indices
         if adopted is None or (len(test.class_names) < len(training.class_names) and not are_indices):
             raise UserError(f"{self.test_name} and {self.path} have different classes: give test images of the same")
         return adopted
@@ -212,11 +212,11 @@ class Images(ImageData):
     def _listed(self) -> tuple[Listing, Listing | None]:
         """The result of `listings`, kept because listing a million files takes seconds."""
         training, test = self.listings()
-        return self._leave_out(training), None if test is None else self._leave_out(test)
-
-    def _leave_out(self, listing: Listing) -> Listing:
-        """Return a listing without the images that cannot be read, if that is asked for."""
-        return leave_out_unreadable(listing, self.reading) if self.skip_unreadable else listing
+        if self.skip_unreadable:
+            training = leave_out_unreadable(training, self.reading)
+            if test is not None:
+                test = leave_out_unreadable(test, self.reading)
+        return training, test
 
     @cached_property
     def _parts(self) -> tuple[list[int], list[int]]:
@@ -252,15 +252,6 @@ class Images(ImageData):
         listing, chosen = self._training_files
         return hash_files(listing, chosen) + self.reading.key
 
-    def _compare(self, train: Listing, chosen: list[int], test: Listing) -> None:
-        """Warn if test images are also training images."""
-        if train == test:
-            self.warn_of_overlap(f"the test images are the training images, {self.path}")
-            return
-        name = name_shared(train, chosen, test)
-        if name is not None:
-            self.warn_of_overlap(f"{self.test_name} and {self.path} share images, such as {name}")
-
     def _train_set(self, listing: Listing, chosen: list[int]) -> ImageSet:
         return self._set(listing, chosen)
 
@@ -281,7 +272,7 @@ class Images(ImageData):
 
     def _read_all(self, listing: Listing, chosen: list[int], decoding: Decoding) -> Tensor:
         """Read images into memory; if some cannot be read, name all of the listing."""
-        images, failures = try_read(listing, decoding, chosen, self._inspection)
+        images, failures = try_read(listing, decoding, chosen)
         if failures:
             failures |= find_failures(listing, self.decoding)
             where = self._store_unread([failures[i] for i in sorted(failures)])
@@ -291,7 +282,7 @@ class Images(ImageData):
     def _check_headers(self, listing: Listing, chosen: list[int]) -> None:
         """Look at the headers of at most MOST_MEASURED images; raise a UserError if some cannot be read."""
         measured = [chosen[row] for row in spread(len(chosen), MOST_MEASURED)]
-        check_headers(listing, measured, self._inspection, hint=SKIP_HINT)
+        check_headers(listing, measured, hint=SKIP_HINT)
 
     def describe_pictures(self) -> str:
         return f"crop of ADM, {self.image_size}"
@@ -307,8 +298,3 @@ class Images(ImageData):
                 "has already seen these images"
             )
         return self._add_overlap(text)
-
-
-def _indices(listing: Listing) -> tuple[str, ...]:
-    """Return the class names that integer labels have."""
-    return tuple(map(str, range(len(listing.class_names))))

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_info
 
-from uvit_decay.data.archives import DAMAGED, open_file
+from uvit_decay.data.archives import DAMAGED
 from uvit_decay.data.classes import class_hash
 from uvit_decay.data.fingerprint import MOST_COMPARED, spread
 from uvit_decay.data.folder import Images
 from uvit_decay.data.label_tables import LABEL_WORDS
 from uvit_decay.data.labels import AUTO, number_labels
 from uvit_decay.data.listing import Listing
-from uvit_decay.files.writing import at_home, check_file
+from uvit_decay.files.writing import at_home
 from uvit_decay.terminal.errors import UserError, explain
-from uvit_decay.terminal.typed import check_types
+from uvit_decay.terminal.typed import Needs, check_types
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -65,8 +65,7 @@ class HubListing(Listing):
                 stored = self.rows[index][self.column]
                 if stored["bytes"] is not None:
                     return BytesIO(stored["bytes"])
-                with open_file(Path(stored["path"])) as file:
-                    return BytesIO(file.read())
+                return BytesIO(Path(stored["path"]).read_bytes())
 
         yield fetch
 
@@ -128,6 +127,8 @@ class HubDataset(Images):
             skip_unreadable, white.
     """
 
+    NEEDS = {"test_files": Needs("files", unless=[None]), "test_split": Needs("test_files", None)}
+
     def __init__(
         self,
         path: str | Path,
@@ -146,8 +147,6 @@ class HubDataset(Images):
             raise UserError("HubDataset has neither `test_path` nor `classes`; set `test_split`")
         if (self.labels, self.test_labels, self.name_column) != (AUTO, AUTO, None):
             raise UserError("HubDataset has neither `labels` nor `test_labels` nor `name_column`; set `label_column`")
-        if test_files is not None and (files is None or test_split is not None):
-            raise UserError("`test_files` needs `files`, and no `test_split`")
         self.split = split
         self.test_split = test_split
         self.subset = subset
@@ -194,7 +193,7 @@ class HubDataset(Images):
             raise UserError(f"{where} has no images; set another `split`")
         labels, class_names = self._labels(rows, label_column, where)
         rows = rows.select_columns([image_column]).cast_column(image_column, Image(decode=False))
-        members, sizes = _names_and_sizes(rows, image_column, where)
+        members, sizes = _names_and_sizes(rows, image_column)
         return HubListing(
             Path(self.path),
             members,
@@ -312,27 +311,19 @@ def _load_saved(folder: Path, split: str, subset: str | None) -> Dataset:
     """Open a split of a folder that `save_to_disk` wrote: splits by name, or a single one that may have no name."""
     import datasets
 
-    try:
-        found = datasets.load_from_disk(str(folder))
-    except Exception:
-        for file in folder.rglob("*"):
-            if file.is_file():
-                check_file(file)
-        raise
+    found = datasets.load_from_disk(str(folder))
     if isinstance(found, datasets.DatasetDict):
         if split not in found:
             raise UserError(f"{folder} has no split {split}; set `split` to one of {', '.join(found)}")
         found = found[split]
-    elif found.split is None and split != DEFAULT_SPLIT:
-        raise UserError(f"{folder} has no splits; leave out `split` {split}, or `test_split`")
-    elif found.split is not None and str(found.split) != split:
-        raise UserError(f"{folder} is the split {found.split}; set `split` {found.split}")
+    elif split != str(found.split or DEFAULT_SPLIT):
+        raise UserError(f"{folder} has no split {split}; set `split` {found.split or DEFAULT_SPLIT}")
     if subset not in (None, found.config_name):
         raise UserError(f"{folder} has no subsets; leave out `subset` {subset}")
     return found
 
 
-def _names_and_sizes(rows: Dataset, column: str, where: str) -> tuple[tuple[str, ...], np.ndarray]:
+def _names_and_sizes(rows: Dataset, column: str) -> tuple[tuple[str, ...], np.ndarray]:
     """Return the name of each image, and its size in bytes or -1 if it is in a separate file; no image is read."""
     import pyarrow.compute as pc
 
@@ -343,9 +334,7 @@ def _names_and_sizes(rows: Dataset, column: str, where: str) -> tuple[tuple[str,
         encoded = pc.struct_field(stored, "bytes")
         lengths = pc.fill_null(pc.binary_length(encoded), -1)
         paths = pc.struct_field(stored, "path").to_pylist()
-        for path, size in zip(paths, lengths.to_pylist(), strict=True):
-            if path is None and size < 0:
-                raise UserError(f"{where}: row {len(names)} has no image; remove this row")
+        for path in paths:
             names.append(f"row {len(names)}" if path is None else path)
         sizes.append(lengths.to_numpy())
     return tuple(names), np.concatenate(sizes).astype(np.int64)

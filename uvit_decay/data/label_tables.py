@@ -10,8 +10,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lightning.pytorch.utilities import rank_zero_info
-
 from uvit_decay.data.classes import compose, split_parts
 from uvit_decay.terminal.errors import UserError, explain
 
@@ -104,15 +102,12 @@ def _parse_parquet(where: str, data: bytes) -> tuple[list[str], list[dict[str, A
 
 def _parse_dataset(where: str, text: str) -> list[tuple[Any, Any]]:
     """Return the names and labels of a dataset.json: {"labels": [["00000/img00000000.png", 6], ...]}."""
-    with explain(f"cannot read {where}", ValueError, RecursionError):
+    with explain(f"cannot read {where}", ValueError, TypeError, RecursionError):
         content = json.loads(text)
-    labels = content.get("labels") if isinstance(content, dict) else None
-    if not isinstance(labels, list):
-        raise NoLabels(f"{where} has no list of labels")
-    for number, entry in enumerate(labels):
-        if not isinstance(entry, list) or len(entry) != 2:
-            raise UserError(f"{where}: entry {number} of labels is not a name and a label")
-    return [(name, label) for name, label in labels]
+        labels = content.get("labels") if isinstance(content, dict) else None
+        if not isinstance(labels, list):
+            raise NoLabels(f"{where} has no list of labels")
+        return [(name, label) for name, label in labels]
 
 
 def _parse_lines(where: str, text: str) -> tuple[list[str], list[dict[str, Any]]]:
@@ -135,24 +130,22 @@ def _parse_text(where: str, text: str, columns: Columns, images: Collection[str]
     """Return the names and labels of a table of text; arguments as in `read_table`, `images` None for metadata."""
     rows = _split_rows(where, text)
     header = [cell.strip() for cell in rows[0]]
+    first, second, has_header = 0, 1, True
     if images is None or FILE_NAME in header or columns != Columns():
         default = FILE_NAME
         if images is not None and FILE_NAME not in header:
             default = next((name for name in header if name != columns.labels), FILE_NAME)
         name_column, label_column = _choose_columns(where, header, columns, default)
         first, second = header.index(name_column), header.index(label_column)
-        rows = rows[1:]
-    else:
-        first, second = 0, 1
-        if _normalise(header[0]) not in images:
-            if len(header) > 2:
-                raise UserError(f"{where}: set `name_column` and `label_column` to two of {', '.join(header)}")
-            rows = rows[1:]
-        elif len(header) > 2:
-            rank_zero_info(f"{where} has no header: its first two columns are read, of {len(header)}")
+    elif _normalise(header[0]) in images:
+        has_header = False
+    elif len(header) > 2:
+        raise UserError(f"{where}: set `name_column` and `label_column` to two of {', '.join(header)}")
     short = [row for row in rows if len(row) <= max(first, second)]
     if short:
         raise UserError(f"{where}: {len(short)} rows without a name and a label, the first is {' '.join(short[0])!r}")
+    if has_header:
+        rows = rows[1:]
     labels: list[Any] = [row[second].strip() for row in rows]
     if all(re.fullmatch(r"-?\d{1,18}", label) for label in labels):
         labels = [int(label) for label in labels]
@@ -164,20 +157,11 @@ def _split_rows(where: str, text: str) -> list[list[str]]:
 
     Raises:
         NoLabels: the file is empty.
-        UserError: the separator is a semicolon, or the first line is a comment or the number of rows.
     """
     lines = [line for line in text.splitlines() if line.strip()]
     if not lines:
         raise NoLabels(f"{where} is empty")
-    first = lines[0].strip()
-    if first.startswith("#"):
-        raise UserError(f"{where}: its first line is a comment; delete the lines that begin with #")
-    if first.isdecimal():
-        remedy = f"delete this line; if the next one names columns, call the column of names {FILE_NAME}"
-        raise UserError(f"{where}: its first line, {first}, is a number and not a name with a label; {remedy}")
-    separator = next((character for character in "\t,;" if character in first), None)
-    if separator == ";":
-        raise UserError(f"{where}: its columns are separated by semicolons; replace them by commas")
+    separator = next((character for character in "\t," if character in lines[0]), None)
     if separator is None:
         return [line.split() for line in lines]
     with explain(f"cannot read {where}", csv.Error):

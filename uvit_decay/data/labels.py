@@ -168,8 +168,9 @@ def find_labels(
             table, level = found
             names = [compose("/".join(split_parts(name)[level:])) for name in images.names]
             return Labels.from_table(path, [names], table, level, options)
-        if _are_shards(images.names, others.names):
-            return Labels.none(images.names)
+        has_dataset = any(split_parts(name)[-1] == DATASET for name in others.names)
+        if has_dataset and all(SHARD.fullmatch("/".join(split_parts(name)[-2:])) for name in images.names):
+            return Labels.none(images.names)  # the folders are shards of EDM's or StyleGAN's tool, not classes
     elif source not in (FOLDERS, LEAF):
         depth = count_wrappers(folders_of(images.names).values())
         keys = _list_keys(path, images.names, depth)
@@ -201,13 +202,6 @@ def find_table(
                 continue
             return table, level
     return None
-
-
-def _are_shards(names: Sequence[str], others: Sequence[str]) -> bool:
-    """Return whether the folders of images are shards of EDM's or StyleGAN's tool, not classes."""
-    if not any(split_parts(name)[-1] == DATASET for name in others):
-        return False
-    return all(SHARD.fullmatch("/".join(split_parts(name)[-2:])) for name in names)
 
 
 def _open_table(options: LabelOptions, images: Collection[str]) -> Table:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -27,15 +26,6 @@ from uvit_decay.terminal.errors import UserError
 LOSSY = (".jpg", ".jpeg")
 HEIF = (".heic", ".heics", ".heif", ".heifs", ".hif")  # read where pillow-heif is installed
 MOST_KINDS = 5  # extensions in a message
-PNGS = "write its pictures as PNGs, in a folder for each class"
-OTHER_SETS = {  # names of files that hold data sets, and what to do with them
-    r"(dataset_dict|dataset_info|state)\.json|.*\.arrow": "read the folder of save_to_disk with HubDataset",
-    r".*\.parquet": "read it with HubDataset, `path` parquet and `files` 'FOLDER/*.parquet'",
-    r".*idx\d-ubyte(\.gz)?": "read MNIST with HubDataset and `path` ylecun/mnist, or " + PNGS,
-    r".*\.(npz|npy|mat|h5|hdf5|pkl|pickle|pt)": PNGS,
-    r".*\.mdb": f"this is LMDB; {PNGS}",
-    r".*\.tfrecords?(-\d+-of-\d+)?": f"this is TensorFlow's; {PNGS}",
-}
 
 
 @dataclass(frozen=True)
@@ -131,14 +121,14 @@ def list_parts(
     """
     path = at_home(path)
     check_images_exist(path)
-    check_pictures(path)
     extensions = list_extensions()
     images, beside = find(path, extensions | {*TABLES}).split(extensions)
     if not images.names:
         others = count_others(images.others, beside.names)
         kinds = ".png, .jpg, .webp and others; hidden files do not count; unpack archives that are inside"
-        has = f"; it has {count_kinds(others)}{hint_at_kinds(path, others)}" if others else ""
-        raise UserError(f"{path}: no images in it that can be read, in any folder ({kinds}){has}")
+        has = f"; it has {count_kinds(others)}{hint_at_heif(others)}" if others else ""
+        sets = "Parquet files and data sets of the Hugging Face Hub are read by HubDataset"
+        raise UserError(f"{path}: no images in it that can be read, in any folder ({kinds}){has}; {sets}")
     folders = folders_of(images.names).values()
     table = find_table(path, folders, beside, labels.columns) if labels.source == AUTO else None
     parts = find_parts(path, folders) if labels.source == AUTO and table is None else None
@@ -297,31 +287,6 @@ def count_kinds(others: Kinds) -> str:
 def hint_at_heif(others: Kinds) -> str:
     """Return how to read files of HEIF that are not read, after a semicolon; empty if there are none."""
     return "; to read HEIC: pip install pillow-heif" if any(kind in HEIF for kind, _ in others) else ""
-
-
-def check_pictures(path: Path) -> None:
-    """Raise a UserError if `path` is a file of another format than pictures, with what to do."""
-    hint = _find_hint(path.name)
-    if path.is_file() and hint:
-        raise UserError(f"{path} is neither a folder nor an archive of pictures: {hint}")
-
-
-def hint_at_kinds(path: Path, others: Kinds) -> str:
-    """Return what to do with the files beside pictures, after a semicolon, if they are a data set; otherwise ""."""
-    names = find(path, {extension for extension, _ in others}).names
-    for name in names:
-        hint = _find_hint(name.rpartition("/")[2])
-        if hint:
-            return f"; {name} is no picture: {hint}"
-    return hint_at_heif(others)
-
-
-def _find_hint(name: str) -> str:
-    """Return what to do with a file of a data set that is not pictures, by its name; "" for another file."""
-    for pattern, hint in OTHER_SETS.items():
-        if re.fullmatch(pattern, name.lower()):
-            return hint
-    return ""
 
 
 def _join_counts(kinds: Sequence[tuple[str, int]]) -> str:

@@ -42,8 +42,16 @@ def open_data(name: str, test: str | None, image_size: int, channels: int, clean
         data = build_data(name, image_size)
         data.setup()
     elif at_home(name).exists():
-        with name_flags(_name_argument):
-            data = _build_folder_data(name, test, image_size, channels, clean)
+        sizes = {"image_size": image_size, "channels": channels, "batch_size": 1}
+        holdout = 0.0 if test else 0.1
+        arguments = {"path": "`data`", "test_path": "`test`"}  # of this function, by those of data modules
+        with name_flags(lambda argument, error: arguments.get(argument)):
+            if clean:
+                crop = 1.0 if image_size <= SMALL else 0.875
+                # No memory for pictures: each is read once.
+                data = AugmentedImages(name, test_path=test, test_crop=crop, holdout=holdout, memory_gb=0, **sizes)
+            else:
+                data = Images(name, test, holdout, **sizes)
             data.setup()
     else:
         raise UserError(f"`data` {name} does not exist: give {', '.join(SETS)}, a configuration, or class folders")
@@ -51,22 +59,6 @@ def open_data(name: str, test: str | None, image_size: int, channels: int, clean
         actual = f"{data.image_size}x{data.image_size}x{data.channels}"
         raise UserError(f"{name} has {actual} images, but the network takes {image_size}x{image_size}x{channels}")
     return data
-
-
-def _name_argument(name: str, error: UserError) -> str | None:
-    """Return the argument of `open_data` for an argument of a data module, in backticks."""
-    return {"path": "`data`", "test_path": "`test`"}.get(name)
-
-
-def _build_folder_data(name: str, test: str | None, image_size: int, channels: int, clean: bool) -> ImageData:
-    """Build the data module of class folders; arguments as in `open_data`."""
-    sizes = {"image_size": image_size, "channels": channels, "batch_size": 1}
-    holdout = 0.0 if test else 0.1
-    if not clean:
-        return Images(name, test, holdout, **sizes)
-    crop = 1.0 if image_size <= SMALL else 0.875
-    # No memory for pictures: each is read once.
-    return AugmentedImages(name, test_path=test, test_crop=crop, holdout=holdout, memory_gb=0, **sizes)
 
 
 def build_data(name: str, image_size: int | None = None) -> ImageData:

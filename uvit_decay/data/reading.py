@@ -16,11 +16,9 @@ import PIL
 import torch
 from filelock import FileLock
 from lightning.pytorch.utilities import rank_zero_info
-from PIL import Image
 from torch import Tensor
 
 from uvit_decay.data.batches import ImageSet, InMemory
-from uvit_decay.data.classes import in_words
 from uvit_decay.data.decoding import (
     AS_TRAINED,
     Decoding,
@@ -29,7 +27,6 @@ from uvit_decay.data.decoding import (
     check_size,
     decode,
     formats,
-    is_transparent,
     open_image,
 )
 from uvit_decay.data.fingerprint import SPREAD_IMAGES, hash_files, hash_states, spread
@@ -43,7 +40,6 @@ from uvit_decay.terminal.progress import track
 _PATIENCE = 3.0  # seconds after which a bar appears
 MOST_TRIED = 2000  # images of a set that are all tried, to count them, if one of a batch cannot be read
 MOST_NAMED = 8  # images that cannot be read in a message
-FEW = 10  # classes in a warning
 UNREAD = "unread.txt"  # the list in the folder of a run: a line for each image, its name and the reason
 EIGHTH = 32  # of 255: images that stay darker have probably another range
 
@@ -104,71 +100,24 @@ def read(listing: Listing, decoding: Decoding, indices: Sequence[int] | None = N
     return images
 
 
-class Inspection:
-    """Counts of transparent images and of images with pages, taken by several threads before the conversion."""
-
-    def __init__(self) -> None:
-        self.seen = 0
-        self._transparent: list[None] = []  # appending is safe in threads
-        self._paged: list[None] = []
-
-    @property
-    def transparent(self) -> int:
-        """Number of images with a transparent pixel."""
-        return len(self._transparent)
-
-    def look(self, image: Image.Image) -> None:
-        """Look at an image, which is decoded only if it may be transparent."""
-        if is_transparent(image):
-            self._transparent.append(None)
-        if image.format == "TIFF" and image.is_animated:
-            self._paged.append(None)
-
-    def describe(self, where: str, reading: Reading) -> list[str]:
-        """Return a line about transparent images and one about later pages, if there are such images.
-
-        Args:
-            where: the images, for the lines.
-            reading: how their values become 8 bits.
-        """
-        lines = []
-        if self._transparent:
-            how = "are put on white" if reading.on_white else "lose their transparency, as in torch-fidelity"
-            count = f"{self.transparent:,} of {self.seen:,} pictures looked at"
-            lines.append(f"{count} of {where} are transparent: they {how}")
-        if self._paged:
-            count = f"{len(self._paged):,} of {self.seen:,} pictures looked at"
-            lines.append(f"{count} of {where} are TIFFs of several pages: the first page is read, the others are not")
-        return lines
-
-
-def try_read(
-    listing: Listing, decoding: Decoding, indices: Sequence[int] | None = None, inspection: Inspection | None = None
-) -> tuple[Tensor, Failures]:
+def try_read(listing: Listing, decoding: Decoding, indices: Sequence[int] | None = None) -> tuple[Tensor, Failures]:
     """Return images as `read`, and the failures; the rows of images that cannot be read are undefined."""
     chosen = range(len(listing.members)) if indices is None else indices
     out = torch.empty(len(chosen), decoding.channels, decoding.size, decoding.size, dtype=torch.uint8)
     pixels = out.numpy()
-    look = None
-    if inspection is not None:
-        look = inspection.look
-        inspection.seen += len(chosen)
 
     def fill(row: int, file: BytesIO) -> None:
-        pixels[row] = decode(file, listing.members[chosen[row]], decoding, look)
+        pixels[row] = decode(file, listing.members[chosen[row]], decoding)
 
     return out, attempt(listing, chosen, fill)
 
 
-def check_headers(
-    listing: Listing, chosen: Sequence[int], inspection: Inspection, size: int | None = None, hint: str = ""
-) -> None:
+def check_headers(listing: Listing, chosen: Sequence[int], size: int | None = None, hint: str = "") -> None:
     """Read the headers of images, so that damage is found before the work starts.
 
     Args:
         listing: the images.
         chosen: their indices.
-        inspection: looks at the images.
         size: height and width that all must have; None allows any.
         hint: what to do about images that cannot be read.
 
@@ -181,9 +130,7 @@ def check_headers(
         with open_image(file, name) as image:
             if size is not None:
                 check_size(image, name, size)
-            inspection.look(image)
 
-    inspection.seen += len(chosen)
     failures = attempt(listing, chosen, look)
     if failures:
         complete = len(chosen) == len(listing.members)
@@ -272,19 +219,15 @@ def warn_of_dark_images(where: str, images: ImageSet, hint: str) -> None:
         images: the set.
         hint: what helps.
     """
-    brightest = _find_brightest(images)
+    if isinstance(images, InMemory):
+        brightest = int(images.images.max())
+    else:
+        chosen = [images.chosen[row] for row in spread(len(images), SPREAD_IMAGES)]
+        pixels, failures = try_read(images.listing, images.decoding, chosen)
+        kept = [row for row, i in enumerate(chosen) if i not in failures]
+        brightest = int(pixels[kept].max()) if kept else 255
     if brightest < EIGHTH:
         rank_zero_info(f"warning: {where}: no pixel is brighter than {brightest} of 255; {hint}")
-
-
-def _find_brightest(images: ImageSet) -> int:
-    """Return the brightest value of a set in memory, or of SPREAD_IMAGES images of a set on disk that can be read."""
-    if isinstance(images, InMemory):
-        return int(images.images.max())
-    chosen = [images.chosen[row] for row in spread(len(images), SPREAD_IMAGES)]
-    pixels, failures = try_read(images.listing, images.decoding, chosen)
-    kept = [row for row, i in enumerate(chosen) if i not in failures]
-    return int(pixels[kept].max()) if kept else 255
 
 
 def leave_out_unreadable(listing: Listing, reading: Reading = AS_TRAINED) -> Listing:
@@ -297,30 +240,21 @@ def leave_out_unreadable(listing: Listing, reading: Reading = AS_TRAINED) -> Lis
     def check(i: int, file: BytesIO) -> None:
         check_image(file, listing.members[i], reading)
 
-    file = _cache_file(listing, reading)
-    check_writable(file)
-    with FileLock(file.with_suffix(".lock")):
-        if not file.exists():
-            failures = attempt(listing, range(len(listing.members)), check)
-            write_json(file, {str(i): reason for i, reason in failures.items()})
-        stored = read_json(file, dict[str, str])
-    failures: Failures = {int(i): reason for i, reason in stored.items()}
-    kept = [i for i in range(len(listing.members)) if i not in failures]
-    if not kept:
-        raise UserError(explain_failures(listing, failures))
-    rest = replace(listing.take(kept), left_out=tuple(failures.values()))
-    names = [listing.class_names[label] for label in sorted({*listing.labels} - {*rest.labels})]
-    if names:
-        rank_zero_info(f"warning: classes without a picture that can be read: {', '.join(in_words(names)[:FEW])}")
-    return rest
-
-
-def _cache_file(listing: Listing, reading: Reading) -> Path:
-    """Return the file of the list in the cache, named by the files of the listing and by what reads them."""
     everything = range(len(listing.members))
     key = [hash_states(listing), hash_files(listing, everything), reading.key, PIL.__version__, formats()]
     digest = hashlib.sha256(repr(key).encode()).hexdigest()
-    return cache_folder("unread") / f"{digest[:32]}.json"
+    file = cache_folder("unread") / f"{digest[:32]}.json"
+    check_writable(file)
+    with FileLock(file.with_suffix(".lock")):
+        if not file.exists():
+            failures = attempt(listing, everything, check)
+            write_json(file, {str(i): reason for i, reason in failures.items()})
+        stored = read_json(file, dict[str, str])
+    failures: Failures = {int(i): reason for i, reason in stored.items()}
+    kept = [i for i in everything if i not in failures]
+    if not kept:
+        raise UserError(explain_failures(listing, failures))
+    return replace(listing.take(kept), left_out=tuple(failures.values()))
 
 
 def store_list(lines: Sequence[str], file: Path) -> None:

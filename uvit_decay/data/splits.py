@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay.data.classes import Folder, count_wrappers
 from uvit_decay.runtime.random import generator
@@ -136,36 +135,10 @@ def hold_out(labels: Sequence[int], share: float) -> tuple[list[int], list[int]]
         shuffled = torch.randperm(len(members), generator=generator("holdout", int(label))).numpy()
         count = round(share * len(members))
         held_out += members[shuffled[:count]].tolist()
-    _check_holdout(share, np.bincount(numbers), np.bincount(numbers[held_out]))
-    training = set(range(len(numbers))) - set(held_out)
-    return sorted(training), sorted(held_out)
-
-
-def _check_holdout(share: float, counts: np.ndarray, held_out: np.ndarray) -> None:
-    """Raise a UserError if the holdout leaves no training or no test image; warn of classes without test images.
-
-    Args:
-        share: of each class.
-        counts: number of images per class.
-        held_out: number of held-out images per class; it may be shorter if the last classes have none.
-    """
-    what = f"`holdout` {share:g} is a share of each class, and with {_range(counts)} images per class it"
-    other = "give other test images with `test_path`"
-    if counts.max() == 1:
-        what = f"`holdout` {share:g} is a share of each class, and a class of one image cannot be divided"
-        raise UserError(f"{what}; {other}, or read the images without classes (`labels` null)")
-    if held_out.sum() == 0:
-        raise UserError(f"{what} holds out no image; set `holdout` {1 / counts.max():.2g} or more, or {other}")
-    if held_out.sum() == counts.sum():
-        raise UserError(f"{what} leaves no image for training; set a lower `holdout`, or {other}")
-    padded = np.pad(held_out, (0, len(counts) - len(held_out)))
-    tested = padded[counts > 0] > 0
-    if not tested.all():
-        missing = len(tested) - tested.sum()
-        rank_zero_info(f"warning: {what} holds out no image of {missing} of the {len(tested)} classes")
-
-
-def _range(counts: np.ndarray) -> str:
-    """Return the numbers of images per class as one number or a range; classes without images do not count."""
-    least, most = counts[counts > 0].min(), counts.max()
-    return str(least) if least == most else f"{least} to {most}"
+    training = sorted(set(range(len(numbers))) - set(held_out))
+    if not training or not held_out:
+        count = f"holds out {len(held_out)} of {len(numbers)} images, the same share of each class"
+        raise UserError(
+            f"{share:g} {count}; set another share, or give test images with `test_path`", argument="holdout"
+        )
+    return training, sorted(held_out)

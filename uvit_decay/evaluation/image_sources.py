@@ -18,7 +18,7 @@ from uvit_decay.data.batches import ImageSet, InMemory
 from uvit_decay.data.decoding import AS_TRAINED, Decoding, Reading, centre_crop
 from uvit_decay.data.fingerprint import MOST_MEASURED, hash_array, hash_states, spread
 from uvit_decay.data.listing import describe_listing, list_images
-from uvit_decay.data.reading import Inspection, OnDisk, check_headers, read, size_of
+from uvit_decay.data.reading import OnDisk, check_headers, read, size_of
 from uvit_decay.evaluation import npz
 from uvit_decay.generation.options import MOST_IMAGES
 from uvit_decay.generation.samples import PATHS, Samples
@@ -42,7 +42,6 @@ class ImageSource(ABC):
         labels: indices into `class_names`, int64 (n,) on the CPU, or None.
         class_names: names of the classes.
         has_jpegs: whether there are JPEGs, whose artefacts affect every metric.
-        remark: how files were read, if that affects the values; empty otherwise.
         prefetch: whether a thread may read the next batch while features of the last one are extracted.
         nfe: network evaluations so far, counted per image, if a network generates the images.
     """
@@ -52,7 +51,6 @@ class ImageSource(ABC):
     labels: Tensor | None = None
     class_names: tuple[str, ...] = ()
     has_jpegs = False
-    remark = ""
     prefetch = True
     nfe = 0
 
@@ -119,9 +117,7 @@ class FileImages(ImageSource):
         side = image_size or size_of(self.listing)
         self.decoding = Decoding(side, channels, exact=image_size is None, reading=reading)
         measured = spread(len(self.listing.members), MOST_MEASURED)
-        inspection = Inspection()
-        check_headers(self.listing, measured, inspection, side if self.decoding.exact else None)
-        self.remark = "; ".join(inspection.describe(str(path), reading))
+        check_headers(self.listing, measured, side if self.decoding.exact else None)
         place = path.resolve()
         self.name = place.name if place.is_dir() else place.stem
         self.shape = (channels, side, side)
@@ -278,7 +274,6 @@ class ChosenImages(ImageSource):
     def __init__(self, images: ImageSource, chosen: list[int]) -> None:
         self.images = images
         self.chosen = chosen
-        self.remark = images.remark
         self.name = images.name
         self.shape = images.shape
         self.class_names = images.class_names

@@ -144,9 +144,6 @@ def remarks(comparison: Comparison) -> tuple[str, ...]:
         lines.append(f"{file.path.name} does not record the extractor and resize with which it was made")
     if comparison.reference is not None:
         lines += _remark_differences(comparison.samples, comparison.reference)
-    for images in (comparison.samples, comparison.reference):
-        if images is not None and images.remark:
-            lines.append(images.remark)
     if (remark := comparison.extractor.remark()) is not None:
         lines.append(remark)
     lines += [f"without {name}: {reason}" for name, reason in comparison.left_out.items()]
