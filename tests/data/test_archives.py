@@ -4,6 +4,7 @@ import gzip
 import io
 import lzma
 import os
+import struct
 import tarfile
 import zipfile
 from pathlib import Path
@@ -182,3 +183,30 @@ def test_names_in_utf_8_are_read_without_the_flag_that_says_so(tmp_path):
     assert set(names) == {"K\u00e4fer/a.png", "\u00a0" * 6 + "/b.png"}
     with archives.open_members(path, archives.ArchiveIndex(names)) as fetch:
         assert {fetch(i).getvalue() for i in range(2)} == {b"content"}
+
+
+def test_a_zip_member_that_unpacks_to_more_than_it_says_is_cut_there(tmp_path):
+    path = tmp_path / "z.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.png", bytes(2**24))
+    content = path.read_bytes()
+    path.write_bytes(content.replace(struct.pack("<I", 2**24), struct.pack("<I", 1000)))
+    with raises_user_error("a.png"):
+        read(list_images(path), Decoding(SIZE, 3))
+
+
+def test_a_tar_whose_names_are_said_to_be_terabytes_is_refused(tmp_path):
+    entry = tarfile.TarInfo("a.png")
+    entry.type, entry.size = tarfile.GNUTYPE_LONGNAME, 2**40
+    (tmp_path / "t.tar").write_bytes(entry.tobuf(tarfile.GNU_FORMAT) + bytes(10_240))
+    with raises_user_error("t.tar"):
+        list_images(tmp_path / "t.tar")
+
+
+@pytest.mark.parametrize("links", [{"cat/up": "..", "cat/again": ".."}, {"one": "cat", "two": "cat"}])
+def test_links_that_lead_to_a_folder_twice_are_named(tmp_path, links):
+    folder = tree(tmp_path / "data", ["cat/a.png", "dog/b.png"])
+    for name, target in links.items():
+        (folder / name).symlink_to(target)
+    with raises_user_error(folder, "link"):
+        list_images(folder)

@@ -9,11 +9,8 @@ from image_noise import tree, turn, write_tar, write_zip
 from refusals import raises_user_error
 
 from uvit_decay.data import AugmentedImages, Digits, Images, Latents
-from uvit_decay.data import fingerprint as module
-from uvit_decay.data.archives import ArchiveIndex, file_states
 from uvit_decay.data.batches import ImageSet, InMemory
-from uvit_decay.data.fingerprint import hash_files, spread
-from uvit_decay.data.listing import list_images
+from uvit_decay.data.fingerprint import spread
 
 NAMES = [f"{kind}/{i}.bmp" for kind in ("cat", "dog") for i in range(4)]
 
@@ -56,19 +53,6 @@ def test_the_held_out_images_do_not_count_readings_do_and_memory_and_crops_do_no
     data = AugmentedImages(str(folder), image_size=8, batch_size=2)
     data.setup()
     assert data.fingerprint == first
-
-
-def test_a_large_folder_is_asked_for_few_sizes(tmp_path, monkeypatch):
-    listing, asked = list_images(tree(tmp_path, [f"{i:02}.bmp" for i in range(20)])), []
-
-    def counted(path, index: ArchiveIndex, chosen):
-        asked.extend(chosen)
-        return file_states(path, index, chosen)
-
-    monkeypatch.setattr(module, "MOST_SIZES", 5)
-    monkeypatch.setattr("uvit_decay.data.listing.file_states", counted)
-    hash_files(listing, range(1, 20))
-    assert asked == [1, 5, 10, 15, 19]  # of these 19: the first, the last and what lies evenly between them
 
 
 @pytest.mark.parametrize(("total", "most"), [(3, 5), (5, 5), (1_281_167, 10_000)])

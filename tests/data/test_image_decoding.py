@@ -1,4 +1,4 @@
-"""Decoding one image: modes, transparency, depths, the crop."""
+"""Decoding one image: modes, transparency, depths, the crop, and what is refused before it takes all memory."""
 
 import io
 import struct
@@ -10,7 +10,7 @@ from image_noise import SIZE, noise
 from PIL import Image
 from refusals import raises_user_error
 
-from uvit_decay.data.decoding import AS_TRAINED, Decoding, Reading, decode
+from uvit_decay.data.decoding import AS_TRAINED, Decoding, Reading, decode, formats
 
 
 def saved(image: Image.Image, kind: str, **options: object) -> io.BytesIO:
@@ -224,3 +224,36 @@ def test_negative_values_are_told_to_be_shifted_and_no_value_of_white():
     with raises_user_error("x", "-100 to -37", "shift and scale") as caught:
         decode(io.BytesIO(file.getvalue()), "x", Decoding(8, 1))
     assert "white" not in str(caught.value)
+
+
+def test_formats_that_run_another_program_are_not_opened():
+    """Ghostscript decodes an EPS, and an IPTC file may contain one."""
+    assert {"EPS", "IPTC"}.isdisjoint(formats())
+    file = io.BytesIO()
+    Image.fromarray(noise(SIZE, SIZE)).save(file, "EPS")
+    with raises_user_error("a.png"):
+        decode(io.BytesIO(file.getvalue()), "a.png", Decoding(SIZE, 3))
+
+
+@pytest.mark.parametrize(("width", "height"), [(1, 65000), (65000, 1)])
+def test_an_image_that_would_grow_without_bound_is_refused(width, height):
+    rows = (b"\0" + bytes(width)) * height
+    words = ("x", f"{width}x{height}", 256)
+    with raises_user_error(words):
+        decode(png(width, height, 8, 0, rows), "x", Decoding(256, 3))
+    assert decode(png(width, height, 8, 0, rows), "x", Decoding(8, 1)).shape == (1, 8, 8)
+
+
+def test_more_pixels_than_fit_are_refused_before_they_are_decoded():
+    with raises_user_error("x", "pixels"):
+        decode(png(9460, 9460, 8, 0, b"\0"), "x", Decoding(SIZE, 3))
+
+
+def test_pixels_of_a_png_that_differ_from_their_checksum_are_refused_and_what_follows_them_is_not_read():
+    good = png(SIZE, SIZE, 8, 0, (b"\0" + bytes(SIZE)) * SIZE).getvalue()
+    place = good.index(b"IEND") - 5  # the last byte of the checksum of IDAT, which PIL does not compare
+    flipped = good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :]
+    with raises_user_error("x", "damaged"):
+        decode(io.BytesIO(flipped), "x", Decoding(SIZE, 1))
+    for rest in (good[:-1], good[:-8], good[:-12], good + b"more"):
+        assert decode(io.BytesIO(rest), "x", Decoding(SIZE, 1)).max() == 0

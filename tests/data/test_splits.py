@@ -27,17 +27,12 @@ READ_AS_PARTS = [
     (classed("train", "val"), "train", "val", TWO),
     (classed("Training", "Testing"), "Training", "Testing", TWO),
     (classed("train2017", "val2017"), "train2017", "val2017", TWO),
-    (classed("training_set", "test_set"), "training_set", "test_set", TWO),
-    (classed("seg_train/seg_train", "seg_test/seg_test"), "seg_train", "seg_test", TWO),
     (classed("seg_train/seg_train", "seg_test/seg_test") + flat("seg_pred/seg_pred"), "seg_train", "seg_test", TWO),
-    (classed("train", "dev"), "train", "dev", TWO),
     (classed("train", "test", "val"), "train", "val", TWO),
     (classed("images/train", "images/val"), "images/train", "images/val", TWO),
     (classed("trainset", "TestSet"), "trainset", "TestSet", TWO),
-    (classed("train_images", "test_images"), "train_images", "test_images", TWO),
     (flat("train_images", "test_images"), "train_images", "test_images", ()),
     (flat("trainA", "testA", "testB"), "trainA", "testA", ()),
-    (flat("seg_train/seg_train", "seg_test/seg_test"), "seg_train", "seg_test", ()),
     (classed("train") + flat("test1"), "train", None, TWO),  # a test part without labels
     (classed("train") + flat("test1") + classed("val"), "train", "val", TWO),
     (classed("train") + classed("test", classes=("cat", "eel")), "train", None, TWO),  # other classes
@@ -92,8 +87,6 @@ def test_other_folders_are_classes(tmp_path, names, classes):
 REFUSED = [
     (flat("trainA", "trainB", "testA", "testB"), "trainA"),
     (flat("images", "masks"), "images"),
-    (flat("images", "annotations"), "images"),
-    (flat("JPEGImages", "SegmentationClass"), "JPEGImages"),
     (flat("train", "train_labels", "val", "val_labels"), "train"),
     (flat("train/good", "test/good", "test/broken", "ground_truth/broken"), "train"),
 ]

@@ -66,13 +66,6 @@ def test_a_set_on_disk_looks_at_headers_first_and_names_what_fails_later(damaged
         _ = data.train[[0, 1]]
 
 
-def test_a_batch_of_a_large_set_names_what_it_met(damaged, monkeypatch):
-    monkeypatch.setattr("uvit_decay.data.reading.MOST_TRIED", 5)
-    (damaged / DAMAGED[2]).unlink()
-    with raises_user_error("at least 1 of 11", DAMAGED[0]):
-        _ = loaded(damaged, memory_gb=0.0).train[[0, 1]]
-
-
 @pytest.mark.parametrize("memory_gb", [4.0, 0.0])
 def test_damaged_images_are_left_out_on_request(damaged, tmp_path, memory_gb, caplog):
     data = Images(str(damaged), image_size=SIZE, batch_size=2, memory_gb=memory_gb, skip_unreadable=True)

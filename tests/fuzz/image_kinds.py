@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cases import Kind, Sources, anything_valid
 from image_noise import noise, tree, write_tar, write_zip
-from kind import Kind, Sources, anything_valid
 from PIL import Image
 
 from uvit_decay.data import Images
@@ -29,7 +29,7 @@ def images_in(path: Path) -> dict[str, Any]:
     return {"pictures": pictures, "labels": data.train.labels.tolist(), "classes": data.class_names}
 
 
-def known_pictures(before: Mapping[str, Any], after: Mapping[str, Any], file: Path) -> bool:
+def known_pictures(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
     """Allow other names and fewer pictures, which archives do not protect; each picture must be one of the original."""
     return set(after["pictures"]) <= set(before["pictures"])
 

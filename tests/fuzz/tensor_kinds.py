@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import shutil
+import struct
+import zipfile
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import mae_reference
 import numpy as np
 import torch
+from cases import Kind, Sources
 from conftest import tiny_task
-from kind import Kind, Sources
 from official_files import TINY, TINY_MAE, tiny, tiny_sit
-from pickles import TORCH
 
 from uvit_decay.checkpoint import load, read_training_checkpoint
 from uvit_decay.checkpoint.convert import export_file, import_official
@@ -24,6 +27,33 @@ from uvit_decay.terminal.errors import UserError
 
 RANDOM = np.random.default_rng(0)
 PARTS = [range(0, 4), range(4, 8), range(8, 10)]
+CANARY = "canary"  # what hostile contents would leave in the working folder
+COMMANDS = (("os", "system"), ("posix", "system"), ("builtins", "eval"), ("builtins", "exec"), ("subprocess", "Popen"))
+COMMANDS += (("subprocess", "check_output"), ("builtins", "open"), ("pathlib", "Path.touch"), ("shutil", "rmtree"))
+
+
+def evil_pickle(data: bytes, random: Random) -> bytes:
+    """Return a pickle that runs a program, by the opcodes of the first or of later protocols."""
+    module, name = random.choice(COMMANDS)
+    argument = f"open('{CANARY}', 'w')" if name in ("eval", "exec") else f"touch {CANARY}"
+    named = f"c{module}\n{name}\n".encode()
+    text = b"X" + struct.pack("<I", len(argument)) + argument.encode()
+    short = b"\x8c" + bytes([len(module)]) + module.encode() + b"\x8c" + bytes([len(name)]) + name.encode() + b"\x93"
+    call = random.choice((named + b"(" + text + b"tR", b"\x80\x04" + short + text + b"\x85R"))
+    body = data[2:] if data[:1] == b"\x80" else data
+    return random.choice((call + b".", call + b"0" + body, data[:2] + call + b"0" + body))
+
+
+def zip_pickle(data: bytes, random: Random) -> bytes:
+    """Let the pickle of a file of torch.save, or an array, run a program; all checksums are right."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        members = [(name, archive.read(name)) for name in archive.namelist()]
+    target = next((name for name, _ in members if name.endswith("data.pkl")), members[0][0])
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in members:
+            archive.writestr(name, evil_pickle(content, random) if name == target else content)
+    return file.getvalue()
 
 
 def make_training(folder: Path, sources: Sources) -> None:
@@ -107,11 +137,11 @@ def read_samples(folder: Path, file: Path) -> Any:
 
 
 TENSOR_KINDS = {
-    "checkpoint, to sample from": Kind(make_training, read_network, "*.ckpt", TORCH),
-    "checkpoint, to resume from": Kind(make_training, read_resumed, "*.ckpt", TORCH),
+    "checkpoint, to sample from": Kind(make_training, read_network, "*.ckpt", (zip_pickle,)),
+    "checkpoint, to resume from": Kind(make_training, read_resumed, "*.ckpt", (zip_pickle,)),
     "exported .safetensors": Kind(make_exported, read_network, "*.safetensors", ()),
-    "official .pth to import": Kind(make_official, read_imported, "*.pth", TORCH),
+    "official .pth to import": Kind(make_official, read_imported, "*.pth", (zip_pickle,)),
     "latents": Kind(make_latents, read_latents, "latents/*.safetensors", ()),
     "stored features": Kind(make_store, read_store, "features/*.safetensors", ()),
-    "samples .npz": Kind(make_samples, read_samples, "*.npz", TORCH),
+    "samples .npz": Kind(make_samples, read_samples, "*.npz", (zip_pickle,)),
 }

@@ -3,9 +3,8 @@
 import sys
 
 import pytest
-from cases import run
+from cases import Sources, run
 from image_kinds import IMAGE_KINDS
-from kind import Sources
 from tensor_kinds import TENSOR_KINDS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits and measures by /proc")

@@ -169,16 +169,6 @@ def test_weights_that_changed_meanwhile_are_refused_unless_they_are_named(tmp_pa
     decoder(space, str(folder), "cpu")
 
 
-def test_spaces_that_differ_are_told_apart_with_both_values(vae):
-    space = LatentSpace("a", "11", 0.18215, 0.0, 4, 8)
-    space.check_same(LatentSpace("b", "11", 0.18215, 0.0, 4, 8), "one", "two")
-    space.check_same(LatentSpace("b", "", 0.18215, 0.0, 4, 8), "one", "two")
-    with raises_user_error("one", 11, "two", 22):
-        space.check_same(LatentSpace("b", "22", 0.18215, 0.0, 4, 8), "one", "two")
-    with raises_user_error("scale 0.18215", "1.0"):
-        space.check_same(LatentSpace("b", "11", 1.0, 0.0, 4, 8), "one", "two")
-
-
 def test_what_is_no_autoencoder_is_refused_in_one_line(vae, tmp_path):
     (tmp_path / "empty").mkdir()
     half = changed(vae, tmp_path / "half")

@@ -91,15 +91,6 @@ def test_a_disk_that_is_too_small_is_found_first(image_dir, vae, tmp_path, monke
         encode(image_dir, tmp_path / "x", vae)
 
 
-def test_dark_images_are_remarked_on(vae, tmp_path, caplog):
-    (tmp_path / "scans").mkdir()
-    for i in range(2):
-        Image.new("I;16", (SIZE, SIZE), 4000).save(tmp_path / "scans" / f"{i}.png")
-    with caplog.at_level("INFO"):
-        encode(tmp_path / "scans", tmp_path / "latents", vae)
-    find_line(caplog.messages, "scans", "16 of 255")
-
-
 def test_another_autoencoder_or_other_images_are_refused(encoded, image_dir, vae, tmp_path):
     with raises_user_error("sha256"):
         encode(image_dir, encoded, save_tiny_vae(tmp_path / "vae", seed=1))

@@ -170,18 +170,15 @@ def open_members(path: Path, index: ArchiveIndex) -> Iterator[Callable[[int], By
         elif not path.is_dir():
             shared_zip = _open_zip(path)
 
-        def read(i: int) -> bytes:
-            if tar is not None:
-                offset, size = index.spans[i].tolist()
-                return _read_span(tar, offset, size)
-            if shared_zip is not None:
-                return shared_zip.read(index.names[i])
-            with open_file(path / index.names[i]) as file:
-                return _read_span(file, 0, os.fstat(file.fileno()).st_size)
-
         def fetch(i: int) -> BytesIO:
             with explain(index.names[i], *DAMAGED):
-                return BytesIO(read(i))
+                if tar is not None:
+                    offset, size = index.spans[i].tolist()
+                    return BytesIO(_read_span(tar, offset, size))
+                if shared_zip is not None:
+                    return BytesIO(shared_zip.read(index.names[i]))
+                with open_file(path / index.names[i]) as file:
+                    return BytesIO(_read_span(file, 0, os.fstat(file.fileno()).st_size))
 
         yield fetch
 
