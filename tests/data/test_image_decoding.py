@@ -244,7 +244,7 @@ def test_an_image_that_would_grow_without_bound_is_refused(width, height):
     assert decode(png(width, height, 8, 0, rows), "x", Decoding(8, 1)).shape == (1, 8, 8)
 
 
-def test_more_pixels_than_fit_are_refused_before_they_are_decoded():
+def test_more_pixels_than_fit_are_refused_before_they_are_decoded(recwarn):
     with raises_user_error("x", "pixels"):
         decode(png(9460, 9460, 8, 0, b"\0"), "x", Decoding(SIZE, 3))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import pickle
 import sys
 import tempfile
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from torchvision import datasets
 
 
-class _CIFAR(ImageData):
+class _CIFAR(ImageData, ABC):
     """Base class of CIFAR-10 and CIFAR-100; --help shows these arguments and the arguments of each class.
 
     Args:
@@ -35,7 +36,11 @@ class _CIFAR(ImageData):
     """
 
     kind: str  # name of torchvision's class
-    num_classes: int
+
+    @property
+    @abstractmethod
+    def num_classes(self) -> int:
+        """Number of classes."""
 
     def __init__(
         self,
@@ -147,6 +152,7 @@ class CIFAR100(_CIFAR):
     """
 
     kind = "CIFAR100"
+    num_classes = 100
 
     def __init__(
         self,
@@ -157,7 +163,8 @@ class CIFAR100(_CIFAR):
     ) -> None:
         super().__init__(path, download, **options)
         self.labels = labels
-        self.num_classes = 100 if labels == "fine" else 20
+        if labels == "coarse":
+            self.num_classes = 20
 
     @property
     def name(self) -> str:

@@ -155,7 +155,7 @@ def _plain(kind: Any, value: Any, where: str) -> Any:
     choices: tuple[Any, ...] = ()
     if get_origin(kind) is Literal:
         choices = get_args(kind)
-        fits = type(value) is str and value in choices
+        fits = any(type(value) is type(choice) and value == choice for choice in choices)
     else:
         fits = kind is object or (get_origin(kind) is None and type(value) is kind)
     is_bounded = True
