@@ -8,8 +8,7 @@ from functools import cached_property
 
 import torch
 
-from benchmarks.measuring import DTYPES, Clock, Run, Spread, added_memory, ratios
-from uvit_decay.tasks.utilisation import matrix_rate
+from benchmarks.measuring import DTYPES, Clock, Run, Spread, added_memory, matrix_rate, ratios
 from uvit_decay.terminal.errors import UserError
 
 

@@ -14,11 +14,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.benchmark import Timer
 from torch.utils.flop_counter import FlopCounterMode
 
 Run = Callable[[], object]
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
+SECONDS = 0.1  # least time of the timed products
+LARGE, SMALL = 1024, 256  # rows of the matrices of `matrix_rate` on a CPU, and if a product of large ones takes longer:
+LONGEST = 0.5  # seconds
 
 
 class Spread(NamedTuple):
@@ -117,3 +122,33 @@ def _resident(key: str) -> int:
     """Return the bytes of one line of this process's status."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith(key))
+
+
+def matrix_rate(device: torch.device, dtype: torch.dtype, threads: int, clock: Callable[[], float]) -> float:
+    """Return the FLOP/s of a square product in this dtype.
+
+    On a CPU the matrices are small if larger ones take long, as in bfloat16 without bfloat16 instructions.
+
+    Args:
+        device: the device.
+        dtype: type of the matrices.
+        threads: number of threads on a CPU.
+        clock: function that returns the time in seconds, when the device has finished.
+    """
+    # Random numbers, as in training: a GPU multiplies constant matrices faster, since it takes less power.
+    random = torch.Generator(device).manual_seed(0)
+
+    def draw(side: int) -> Tensor:
+        return torch.randn(side, side, generator=random, device=device).to(dtype)
+
+    options = {"num_threads": threads, "timer": clock}
+    side = 4096 if device.type == "cuda" else LARGE  # large enough to reach the rate
+    if device.type == "cpu":
+        small = Timer("torch.mm(a, a)", globals={"torch": torch, "a": draw(SMALL)}, **options)
+        if small.timeit(2).mean * (LARGE / SMALL) ** 3 > LONGEST:
+            side = SMALL
+    a, b = draw(side), draw(side)
+    names = {"torch": torch, "a": a, "b": b, "out": a @ b}
+    timer = Timer("torch.mm(a, b, out=out)", globals=names, **options)
+    seconds = min(timer.blocked_autorange(min_run_time=SECONDS).times)
+    return 2 * side**3 / seconds

@@ -28,14 +28,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks import networks
-from benchmarks.measuring import Clock, Run, added_memory
+from benchmarks.measuring import Clock, Run, added_memory, matrix_rate
 from benchmarks.training import OurStep, flops, images, task_of
 from uvit_decay.metrics.frechet import Moments, frechet_distance
 from uvit_decay.metrics.kid import kernel_distance
 from uvit_decay.metrics.precision_recall import precision_recall
 from uvit_decay.nn import UViT
 from uvit_decay.representations.logistic import logistic_grid
-from uvit_decay.tasks.utilisation import matrix_rate
 
 CPU = torch.device("cpu")
 Row = dict[str, Any]

@@ -1,30 +1,12 @@
 """The number of network evaluations, counted and promised, and the number of compilations."""
 
-import pytest
 import torch
-from sampler_cases import NAMES
-from small_source import NET, counted, images, source
+from small_source import NET, images, source
 from test_loss import Toy
 from torch._dynamo.testing import CompileCounter
 
-from uvit_decay.diffusion import ode
 from uvit_decay.diffusion.denoiser import CompiledNet, NFECounter
 from uvit_decay.diffusion.sampling import Sampling
-
-
-@pytest.mark.parametrize("guidance", [1.0, 3.0])
-@pytest.mark.parametrize(("name", "steps"), [(name, n) for name in NAMES for n in (1, 4) if (name, n) != ("dopri5", 4)])
-def test_the_network_is_evaluated_as_often_as_promised(name, steps, guidance, monkeypatch):
-    monkeypatch.setattr(ode, "RTOL", 0.1)  # few steps of dopri5
-    net, calls = counted()
-    sampling = Sampling(name, steps=steps, guidance=guidance)
-    images(sampling, [0, 1], [0, 1], of=source(net))
-    if sampling.nfe is None:
-        assert set(calls) == {1 if guidance == 1 else 2}
-        return
-    assert calls == [2 if guidance == 1 else 4] * sampling.nfe
-    twice = {"heun": 2 * steps - 1, "sit-ode": 2 * steps, "sit-sde-heun": 2 * steps - 1}
-    assert sampling.nfe == twice.get(name, steps)
 
 
 def test_counting_evaluations_changes_nothing():

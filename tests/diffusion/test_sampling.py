@@ -134,18 +134,8 @@ def test_each_step_of_each_seed_has_noise_of_its_own(monkeypatch):
         (dict(sampler="plms"), ("sampler", *SAMPLERS, "'plms'")),
         (dict(steps=0), ("dpm++", 1, 1000, 0)),
         (dict(steps=1001), ("dpm++", 1, 1000, 1001)),
-        (dict(guidance=-0.1), ("guidance", "-0.1")),
-        (dict(guidance=float("nan")), ("guidance", "nan")),
-        (dict(guidance=float("inf")), ("guidance", "inf")),
-        (dict(guidance_channels=0), ("guidance_channels", 1, 0)),
-        (
-            dict(guidance_interval=(0.8, 0.2)),
-            ("guidance_interval", "(0.8, 0.2)"),
-        ),
-        (
-            dict(guidance_interval=(0.2, 1.2)),
-            ("guidance_interval", "(0.2, 1.2)"),
-        ),
+        (dict(guidance_interval=(0.8, 0.2)), ("guidance_interval", "0.8,0.2")),
+        (dict(guidance_interval=(0.2, 1.2)), ("guidance_interval", "0.2,1.2")),
         (dict(sde=SDE()), ("dpm++", "sde", "sit-sde")),
     ],
 )

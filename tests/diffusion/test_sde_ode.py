@@ -130,12 +130,6 @@ def test_what_is_infinite_at_the_start_is_a_user_error(path):
             sampler.check(path, name)
 
 
-@pytest.mark.parametrize(("options", "reason"), [(dict(norm=0.0), "norm"), (dict(last_time=1.0), "last_time")])
-def test_an_sde_out_of_range_is_a_user_error(options, reason):
-    with raises_user_error(reason):
-        SDE(**options)
-
-
 @pytest.mark.parametrize("path", [Linear(), GVP()])
 def test_sits_ode_takes_two_evaluations_on_every_step_and_ends_at_the_data(path):
     times = []

@@ -41,15 +41,6 @@ def import_all() -> None:
             importlib.import_module(name)
 
 
-def measure_rate() -> None:
-    """Measure the rate of matrix products, which training does once in a process, for all programs."""
-    import torch
-
-    from uvit_decay.tasks.utilisation import matrix_rate
-
-    matrix_rate(torch.device("cpu"), torch.float32, 1)
-
-
 def serve() -> dict[str, Any] | None:
     """Fork a program for each line; return its order within the program, and None in this process at the end."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the waiters
@@ -213,7 +204,6 @@ if __name__ == "__main__":
 
     torch.set_num_threads(1)
     import_all()
-    measure_rate()
     gc.freeze()  # collections in the programs need not walk the imports
     mine = serve()
     if mine is not None:

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import same, state, tiny_net, tiny_task, tiny_trainer
+from conftest import same, tiny_net, tiny_task, tiny_trainer
 from gloo import on_two_processes
 from lightning.pytorch.loggers import CSVLogger
 from official_files import change_training
@@ -262,10 +262,3 @@ def test_a_parameter_without_a_gradient_on_one_rank_is_named_there(programs, tmp
     first, second = on_two_processes(programs, partial(read_message_of_one_rank, tmp_path), tmp_path)
     find_line(first, "another process has ended")
     find_line(second, "task.first.weight", "requires_grad_(False)")
-
-
-def test_the_optimizer_of_a_task_without_them_has_the_groups_of_its_network(tmp_path):
-    task = tiny_task()
-    assert own_parameters(task) == []
-    assert len(task.optim.groups(task.net, 1.0, own_parameters(task))) == len(task.optim.groups(task.net, 1.0))
-    assert all(name.startswith("net.") for name in state(task))

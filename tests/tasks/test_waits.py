@@ -1,19 +1,15 @@
 """A step must not wait for a GPU: parts of one; tests/test_meta_device.py has the steps of all tasks."""
 
 from collections import Counter
-from typing import get_args
 
-import pytest
 import torch
-from conftest import tiny_net, tiny_task
+from conftest import tiny_task
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
 from record_ops import Waits
 
 from uvit_decay.data import Digits
 from uvit_decay.data.batches import InMemory
-from uvit_decay.diffusion.noise_path import GVP, VP, Linear, SDDiscrete
-from uvit_decay.diffusion.prediction import Prediction, diffusion_loss, stratify_times, training_times
 
 
 def test_the_progress_bar_shows_the_loss_and_fetches_it_at_log_steps_only(tmp_path, monkeypatch, capsys):
@@ -35,19 +31,3 @@ def test_images_on_the_device_are_chosen_and_mirrored_without_waiting_for_it():
         images, labels = dataset.mirrored([3, 1, 4], torch.tensor([True, False, True]))
     assert waits.found == []
     assert (images.device.type, images.shape, labels.tolist()) == ("meta", (3, 3, 4, 4), [3, 1, 4])
-
-
-@pytest.mark.parametrize("path", [VP(), SDDiscrete(), Linear(), GVP()], ids=lambda path: type(path).__name__)
-@pytest.mark.parametrize("prediction", get_args(Prediction))
-def test_times_network_and_loss_do_not_wait_for_the_device(prediction, path):
-    x, uniform = torch.empty(4, 1, 8, 8, device="meta"), torch.empty(4, device="meta")
-    net, labels = tiny_net().to("meta"), torch.empty(4, dtype=torch.int64, device="meta")
-
-    def step():
-        t = training_times(path, prediction, "none", stratify_times(uniform, 4, 16))
-        diffusion_loss(net, path, prediction, x, labels, t, torch.empty_like(x)).mean().backward()
-
-    step()  # a path may copy tables, once
-    with Waits() as waits:
-        step()
-    assert waits.found == []

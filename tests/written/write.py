@@ -49,7 +49,7 @@ def part(class_path: str, **arguments: object) -> dict[str, object]:
 def uvit() -> dict[str, object]:
     """Return the configuration of a U-ViT of digits with every history."""
     net = part("nn.UViT", image_size=8, patch_size=2, channels=1, num_classes=10, init="xavier", **SMALL)
-    classifier = part("metrics.SmallClassifier", steps=1)
+    classifier = part("encoders.SmallClassifier")
     callbacks = [
         callback("GenerationMetrics", extractor=classifier, num=70, metrics=["fd", "is"], every_n_steps=2),
         callback("LinearProbes", every_n_steps=2, max_train=100, max_test=50),

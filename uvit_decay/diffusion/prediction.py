@@ -16,15 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from uvit_decay.diffusion.noise_path import Batch, Interpolant, NoisePath, Times
-from uvit_decay.terminal.errors import UserError, check_choice, check_numbers, require_shape
-from uvit_decay.terminal.typed import Needs, check_types
+from uvit_decay.terminal.errors import UserError, check_choice, require_shape
+from uvit_decay.terminal.typed import Needs, Within, check_types
 
 Prediction = Literal["eps", "x", "velocity", "score"]
 Weighting = Literal["none", "velocity", "likelihood"]
@@ -85,13 +85,9 @@ class TrainingTimes:
 
     NEEDS = {"mean": Needs("kind", "logit-normal"), "std": Needs("kind", "logit-normal")}
     kind: Literal["uniform", "logit-normal"] = "uniform"
-    mean: float = 0.0
-    std: float = 1.0
-    shift: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_numbers("(-inf, inf)", **{"mean of times": self.mean})
-        check_numbers("(0, inf)", **{"std of times": self.std, "shift of times": self.shift})
+    mean: Annotated[float, Within("(-inf, inf)")] = 0.0
+    std: Annotated[float, Within("(0, inf)")] = 1.0
+    shift: Annotated[float, Within("(0, inf)")] = 1.0
 
     def of(self, uniform: Times) -> Times:
         """Map numbers uniform on [0, 1) to numbers of this distribution in [0, 1], strata to strata."""

@@ -36,20 +36,13 @@ def _uvit(model: DiffusionModel) -> Sampling:
     return Sampling(sampler, 50, guidance, clip=False)
 
 
-def _sit(model: DiffusionModel) -> Sampling:
-    """Return SiT's sampling."""
-    return Sampling("sit-sde", 250, 1.5, clip=False, guidance_channels=GUIDED)
-
-
-def _dit(model: DiffusionModel) -> Sampling:
-    """Return DiT's sampling."""
-    return Sampling("dit-ddpm", 250, 1.5, clip=False, guidance_channels=GUIDED)
-
+_SIT = Sampling("sit-sde", 250, 1.5, clip=False, guidance_channels=GUIDED)
+_DIT = Sampling("dit-ddpm", 250, 1.5, clip=False, guidance_channels=GUIDED)
 
 SAMPLING_PROTOCOLS: dict[str, SamplingProtocol] = {
-    "sit": SamplingProtocol((Linear, GVP), _sit),
+    "sit": SamplingProtocol((Linear, GVP), lambda model: _SIT),
     "uvit": SamplingProtocol((VP, SDDiscrete), _uvit),
-    "dit": SamplingProtocol((DDPMLinear,), _dit),
+    "dit": SamplingProtocol((DDPMLinear,), lambda model: _DIT),
 }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Annotated, Any
 
 import torch
@@ -59,13 +60,9 @@ class Sampling:
         check_choice(SAMPLERS, sampler=self.sampler)
         if self.steps is not None:
             check_whole(SAMPLERS[self.sampler].fewest, 1000, **{f"steps of {self.sampler}": self.steps})
-        if self.guidance_interval:
-            low = self.guidance_interval[0]
-            high = self.guidance_interval[1]
-            if not 0 <= low < high <= 1:
-                raise UserError(
-                    f"guidance_interval must be LOW,HIGH with 0 <= LOW < HIGH <= 1, got {self.guidance_interval}"
-                )
+        low, high = self.guidance_interval or (0.0, 1.0)
+        if not 0 <= low < high <= 1:
+            raise UserError(f"guidance_interval must be LOW,HIGH with 0 <= LOW < HIGH <= 1, got {low},{high}")
         if self.sde and not SAMPLERS[self.sampler].sde:
             raise UserError(
                 f"sampler {self.sampler} does not integrate an sde; leave out the sde, or use a sampler such as sit-sde"
@@ -271,11 +268,7 @@ class ClassifierFree(Guidance):
     """Guidance by the null label: uncond + scale (cond - uncond) of the outputs, by one batch of twice the size.
 
     A learned variance is taken from the labelled prediction. The halves are combined in the precision of x, also for a
-    network in half precision.
-
-    Args:
-        scale: the scale of guidance.
-        channels: number of first channels to guide; None means all. The official codes of SiT and DiT guide 3 of 4.
+    network in half precision. `channels` first channels are guided; None means all. SiT's and DiT's codes guide 3 of 4.
     """
 
     scale: float
@@ -387,8 +380,12 @@ def generate(
     """
     model.check(sampling)
     indices, labels = model.check_rows(indices, labels, seed)
-    if sampling.nfe is None and len(indices) > 1:
-        return _generate_one_by_one(model, sampling, indices, labels, seed)
+    if sampling.nfe is None and len(indices) > 1:  # an adaptive sampler takes one image at a time
+        images = []
+        for i, index in enumerate(indices):
+            label = None if labels is None else labels[i : i + 1]
+            images.append(generate(model, sampling, [index], label, seed))
+        return torch.cat(images)
     rows = indices_on(model.device, indices)
 
     def draw(name: str, *step: int) -> Tensor:
@@ -398,19 +395,6 @@ def generate(
         for state in trajectory(model, sampling, labels, draw):
             x = state
     return x
-
-
-def _generate_one_by_one(
-    model: DiffusionModel, sampling: Sampling, indices: Sequence[int], labels: Sequence[int] | None, seed: int
-) -> Tensor:
-    """Return `generate`, with one call per image for adaptive samplers."""
-    singles: list[list[int] | None] = [None] * len(indices)
-    if labels is not None:
-        singles = [[label] for label in labels]
-    images = []
-    for index, single in zip(indices, singles, strict=True):
-        images.append(generate(model, sampling, [index], single, seed))
-    return torch.cat(images)
 
 
 @check_types
@@ -449,10 +433,7 @@ def trajectory(
             draw("sample step", k) for step k.
     """
     denoiser = model.denoiser(sampling, labels)
-
-    def draw_step(step: int) -> Tensor:
-        return draw("sample step", step)
-
+    draw_step = partial(draw, "sample step")
     for _, state in sampling.method.run(denoiser, draw("sample"), sampling.num_steps, draw_step):
         yield state
 

@@ -53,14 +53,13 @@ from uvit_decay.runs.restore import restore_run
 from uvit_decay.runs.resumable import Start
 from uvit_decay.runs.settings import Settings
 from uvit_decay.runtime.precision import check_training_precision
-from uvit_decay.tasks.finite import LossGuard, ValidationLoss, check_finite
+from uvit_decay.tasks.finite import LossGuard, check_finite
 from uvit_decay.tasks.init_from import adapt, read_initial
 from uvit_decay.tasks.loader_data import LoaderData, check_match
 from uvit_decay.tasks.losses.auxiliary import PREFIX, AuxiliaryLoss, AuxiliaryLosses, Observed
 from uvit_decay.tasks.optim.clipping import clip
-from uvit_decay.tasks.optim.options import Optimization
+from uvit_decay.tasks.optim.options import Optimization, Schedule
 from uvit_decay.tasks.optim.scaling import SkippedSteps, check_sharded, scales
-from uvit_decay.tasks.optim.schedule import Schedule
 from uvit_decay.tasks.own_parameters import name_own_state, own_parameters
 from uvit_decay.tasks.parallel.compilation import compile_net
 from uvit_decay.tasks.parallel.ddp import check_gradients
@@ -131,7 +130,6 @@ class Task(LightningModule):
         self._start_step = 0  # of the checkpoint from which the run resumed
         self._start_images = 0  # training images until then
         self._utilisation = Utilisation()
-        self._validation_loss = ValidationLoss()
 
     @classmethod
     def load_from_checkpoint(
@@ -294,9 +292,6 @@ class Task(LightningModule):
         batch = self._to_batch(batch, batch_idx, trains=False)
         self.log("val/loss", self.loss(batch, "val"), prog_bar=True, sync_dist=True, batch_size=len(batch.images))
 
-    def on_validation_end(self) -> None:
-        self._validation_loss.remark(self)
-
     def configure_optimizers(self) -> dict[str, Any]:
         data = self.data
         optim = self.optim
@@ -366,8 +361,6 @@ class Task(LightningModule):
         # Lightning's `prog_bar` would wait for the device at every batch.
         for name in ("train/loss", "train/images_per_second"):
             self.trainer.progress_bar_metrics[name] = float(self.trainer.callback_metrics[name])
-        for line in self.auxiliary.remarks(self.trainer.callback_metrics):
-            rank_zero_info(line)
         self._utilisation.restart()
 
     def on_train_start(self) -> None:

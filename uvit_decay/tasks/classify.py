@@ -17,7 +17,6 @@ from uvit_decay.checkpoint.io import load
 from uvit_decay.checkpoint.options import Weights
 from uvit_decay.data.augment import global_seeds
 from uvit_decay.data.batches import Batch
-from uvit_decay.nn.vit import ViT
 from uvit_decay.runtime.random import generator, uniform
 from uvit_decay.tasks.base import AUTO, Optimization, Task
 from uvit_decay.tasks.init_from import Classifier, head_module
@@ -70,12 +69,8 @@ class ClassifyTask(Task):
         seed: int = 0,
     ) -> None:
         super().__init__(net, optim, compile, seed)
-        if net.num_classes < 2:
-            raise UserError(f"a classifier needs two classes or more, the network has {net.num_classes}")
         if not isinstance(net, Classifier):
             raise UserError(f"a {type(net).__name__} is not a classifier: set `net` to a ViT or a ResNet")
-        if drop_path and not isinstance(net, ViT):
-            raise UserError(f"a {type(net).__name__} has no stochastic depth: set `drop_path` to 0")
         self.frozen = frozen
         self.init_from = init_from
         self._has_initial = init_from is not None
@@ -119,19 +114,12 @@ class ClassifyTask(Task):
         if self.mixing and images % 2:
             sizes = "change `batch_size` or `device_batch_size`"
             raise UserError(f"mixup and cutmix mix neighbours, and a micro-batch of {images} images is odd: {sizes}")
-        if stage == "fit":
-            self._remark()
-
-    def _remark(self) -> None:
-        """Print what a run lacks: weights that its recipe expects, or images to measure accuracy."""
         needs_weights = self.frozen or self.optim.layer_decay < 1
-        if needs_weights and not self._has_initial and self.trainer.ckpt_path is None:
+        if stage == "fit" and needs_weights and not self._has_initial and self.trainer.ckpt_path is None:
             recipe = "a frozen encoder" if self.frozen else "layer decay"
             rank_zero_info(
                 f"{recipe} without --model.init_from: the network has random weights, unless you loaded others"
             )
-        if self.trainer.datamodule.test is None:
-            rank_zero_info("no test images, so no accuracy is measured: --data.test_path, or --data.holdout 0.1")
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Keep a frozen encoder in evaluation mode, also if callbacks changed it."""

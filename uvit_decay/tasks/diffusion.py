@@ -26,8 +26,6 @@ from uvit_decay.diffusion.prediction import (
 )
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
 from uvit_decay.files.instantiate import Spec
-from uvit_decay.nn.resnet import ResNet
-from uvit_decay.nn.vit import Encoder
 from uvit_decay.runtime.random import normal, uniform
 from uvit_decay.tasks.base import AUTO, Optimization, Task
 from uvit_decay.tasks.losses.auxiliary import AuxiliaryLoss
@@ -74,10 +72,6 @@ class DiffusionTask(Task):
         super().__init__(net, optim, compile, seed, auxiliary)
         self.init_from = init_from
         self.pixels = True  # whether it sees pixels or latents; `setup` asks the data
-        if isinstance(net, Encoder | ResNet):
-            raise UserError(f"a {type(net).__name__} takes no noise levels: train it with an MAETask or a ClassifyTask")
-        if getattr(net, "learned_variance", False):
-            raise UserError("no loss here trains a learned variance: set net.learned_variance to false")
         if net.num_classes and label_dropout and not net.null_label:
             raise UserError(
                 "label_dropout needs a network with a null label: set null_label to true, or the dropout to 0"

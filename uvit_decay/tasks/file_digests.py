@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from uvit_decay.checkpoint.io import weights_file
 from uvit_decay.files.download import checksum
@@ -29,19 +27,15 @@ def digest_files(settings: Settings) -> dict[str, str]:
     for name, value in settings.items():
         if not name.startswith("model.") or find_effect(name) != DECIDES:
             continue
-        digests = list(_digest(value))
+        digests = []
+        for text in value if isinstance(value, list) else [value]:
+            file = _find_file(text) if isinstance(text, str) else None
+            if file is not None:
+                with explain(f"cannot read {file}", OSError):
+                    digests.append(checksum(file))
         if digests:
             found[name + SHA256] = " ".join(digests)
     return found
-
-
-def _digest(value: Any) -> Iterator[str]:
-    """Yield the SHA-256 of each file that a setting, a text or a list of texts, names."""
-    for text in value if isinstance(value, list) else [value]:
-        file = _find_file(text) if isinstance(text, str) else None
-        if file is not None:
-            with explain(f"cannot read {file}", OSError):
-                yield checksum(file)
 
 
 def _find_file(text: str) -> Path | None:

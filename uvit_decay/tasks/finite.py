@@ -1,13 +1,11 @@
-"""Checks that losses, weights and averages are finite, on all ranks, and that the validation loss does not explode."""
+"""Checks that losses, weights and averages are finite, on all ranks."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from uvit_decay.tasks.optim.options import Optimization
@@ -15,7 +13,6 @@ from uvit_decay.tasks.parallel.sharding import local_shard
 from uvit_decay.terminal.errors import UserError
 
 NEVER = 2**62  # a step that is never reached
-GROWN = 10  # a validation loss that is more than this many times the least one so far is remarked on
 KEPT = "the last good checkpoint is kept"
 
 
@@ -49,29 +46,6 @@ class LossGuard:
             raise UserError(f"{problem}, because its images hold NaN or infinity; {KEPT}: repair the data")
         rate = task.trainer.optimizers[0].param_groups[0]["lr"]
         raise UserError(f"{problem} (learning rate {rate:.3g}); {_advise(task.optim)}")
-
-
-class ValidationLoss:
-    """The least validation loss of a run since it was started.
-
-    Attributes:
-        least: the least one; NaN as soon as the remark was made, once.
-    """
-
-    def __init__(self) -> None:
-        self.least = math.inf
-
-    def remark(self, task: LightningModule) -> None:
-        """Take the last val/loss into account; print a remark if it has grown tenfold."""
-        loss = float(task.trainer.callback_metrics.get("val/loss", math.nan))
-        if task.trainer.sanity_checking or math.isnan(loss):
-            return
-        if loss > GROWN * self.least:
-            where = f"val/loss is {loss:.3g} at step {task.trainer.global_step}, the least one was {self.least:.3g}"
-            rank_zero_info(f"warning: {where}: the network overfits, or {task.optim.lr_flag} is too high")
-            self.least = math.nan
-        elif loss < self.least:
-            self.least = loss
 
 
 def _note(first: Tensor | None, values: Tensor, step: int) -> Tensor:

@@ -139,24 +139,20 @@ def _check_encoder(stored: StoredModel, net: Classifier) -> None:
     """Raise a UserError unless the file has the encoder of a classifier."""
     own = net.state_dict()
     new = (head_module(net), *NORMS, *NAMES)
-    encoder = {name: value for name, value in own.items() if name.partition(".")[0] not in new}
-    problem = _find_problem(stored.state, encoder)
-    if problem:
-        kind = stored.card.net.class_path.rpartition(".")[2]
-        raise UserError(f"{stored.where} is of a {kind} with {problem}: it has no encoder of this {type(net).__name__}")
+    kind = stored.card.net.class_path.rpartition(".")[2]
+    for name, value in own.items():
+        if name.partition(".")[0] in new:
+            continue
+        problem = ""
+        if name not in stored.state:
+            problem = f"no {name}"
+        elif name != "pos_embed" and stored.state[name].shape != value.shape:  # positions are interpolated
+            problem = f"{name} of another shape"
+        if problem:
+            own_kind = type(net).__name__
+            raise UserError(f"{stored.where} is of a {kind} with {problem}: it has no encoder of this {own_kind}")
     if "norm.weight" in stored.state and not any(f"{norm}.weight" in own for norm in NORMS):
         raise UserError(f"{stored.where} has a norm after its last block, this network has none: set `norm` to true")
-
-
-def _find_problem(state: Mapping[str, Tensor], encoder: Mapping[str, Tensor]) -> str:
-    """Return what the tensors of a file lack of an encoder; empty if they have all of it."""
-    for name in encoder:
-        if name not in state:
-            return f"no {name}"
-    for name, value in encoder.items():
-        if name != "pos_embed" and state[name].shape != value.shape:  # positions are interpolated
-            return f"{name} of another shape"
-    return ""
 
 
 def adapt(net: nn.Module, stored: StoredModel, function: Mapping[str, Any], data: ImageData) -> list[str]:

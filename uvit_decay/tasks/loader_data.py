@@ -113,20 +113,11 @@ class LoaderData:
             kinds = ", ".join(type(part).__name__ for part in parts)
             raise UserError(f"the loader yields batches of {len(parts)} parts ({kinds:.80}): {WANTED}")
         images, labels = parts
-        if images.dtype != torch.uint8 and not images.is_floating_point():
-            raise UserError(f"the loader yields images of {images.dtype}: give uint8, or float in [-1, 1]")
-        if labels.shape != (len(images),) or labels.is_floating_point():
-            form = f"{tuple(labels.shape)} of {labels.dtype}"
-            raise UserError(f"the loader yields labels {form} for {len(images)} images: give integers ({len(images)},)")
         return images, labels.long()
 
     def _check(self, images: Tensor, labels: Tensor) -> None:
-        """Raise a UserError if shape, scale or labels do not fit the network; warn about images in [0, 1]."""
-        size, classes = self.net.image_size, self.net.num_classes
-        wanted = (self.net.channels, size, size)
-        if images.shape[1:] != wanted:
-            given = tuple(images.shape[1:])
-            raise UserError(f"the loader yields images {given}, the network takes (channels, height, width) {wanted}")
+        """Raise a UserError if scale or labels do not fit the network; warn about images in [0, 1]."""
+        classes = self.net.num_classes
         if classes and not bool(((labels >= 0) & (labels < classes)).all()):
             found = f"{int(labels.min())} to {int(labels.max())}"
             raise UserError(f"the loader yields labels {found}, the network has num_classes {classes}")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 import time
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import psutil
@@ -15,7 +13,6 @@ from lightning.fabric.utilities.throughput import get_available_flops, measure_f
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.func import functional_call
 
 from uvit_decay.data.batches import Batch
@@ -34,16 +31,13 @@ DTYPES = {  # by precision
     FLOAT16: torch.float16,
     "64-true": torch.float64,
 }
-SECONDS = 0.1  # least time of the timed products
-LARGE, SMALL = 1024, 256  # rows of the matrices of `matrix_rate` on a CPU, and if a product of large ones takes longer:
-LONGEST = 0.5  # seconds
 
 
 class Utilisation:
     """Speed of a run and its model FLOPs utilisation: the FLOPs of its images over the peak rate of its devices.
 
-    FLOPs and rate are found once, when training starts. The FLOPs of the network are counted without memory or time of
-    the device. The speed is measured since the last `restart`.
+    The rate is the data sheet's; there is no utilisation for devices that Lightning does not know. FLOPs are counted
+    once, when training starts, without memory or time of the device. The speed is measured since the last `restart`.
     """
 
     def __init__(self) -> None:
@@ -54,22 +48,23 @@ class Utilisation:
         self._device = torch.device("cpu")
 
     def start(self, task: LightningModule) -> None:
-        """Find FLOPs and rate; print one line if the FLOPs cannot be counted. The run then has no utilisation."""
+        """Find rate and FLOPs; print one line if the FLOPs cannot be counted. The run then has no utilisation."""
         self._device = task.device
         self._rate = None
+        dtype = DTYPES.get(task.trainer.precision, torch.float32)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Lightning warns that it does not know a GPU
+            peak = get_available_flops(task.device, dtype)
+        if peak is None:
+            return
         try:
             flops = image_flops(task)
         except Exception as error:  # a network or a loss of the user's may raise anything
-            try:
-                flops = image_flops(task, hooks=True)  # which may not work on the meta device
-            except Exception:
-                kind = type(task.net).__name__
-                rank_zero_info(f"no train/mfu: the FLOPs of {kind} cannot be counted, {one_line(error)}")
-                return
-        if not flops:
+            kind = type(task.net).__name__
+            rank_zero_info(f"no train/mfu: the FLOPs of {kind} cannot be counted, {one_line(error)}")
             return
-        dtype = DTYPES.get(task.trainer.precision, torch.float32)
-        self._rate = task.trainer.world_size * peak_rate(task.device, dtype) / flops
+        if flops:
+            self._rate = task.trainer.world_size * peak / flops
 
     def restart(self) -> None:
         """Count images and time from now on; the speed is not known until it is measured again."""
@@ -89,16 +84,11 @@ class Utilisation:
         return figures
 
 
-def image_flops(task: LightningModule, hooks: bool = False) -> float:
+def image_flops(task: LightningModule) -> float:
     """Return the model FLOPs of training on an image: forward and backward pass, without any recomputation.
 
     They are counted for a micro-batch, with copies of the network and of the task's own modules on the meta device.
-    FLOPs of auxiliary losses do not count as the model's.
-
-    Args:
-        task: the task, attached to its trainer.
-        hooks: whether the hooks of the network's modules run, which the loss of a task may need. Hooks of a sharded
-            network never run.
+    FLOPs of auxiliary losses do not count as the model's, and hooks of the network's modules do not run.
     """
     data = task.data
     net = task.net
@@ -106,7 +96,7 @@ def image_flops(task: LightningModule, hooks: bool = False) -> float:
     images = torch.empty(count, net.channels, net.image_size, net.image_size, device="meta")
     labels = torch.empty(count, dtype=torch.int64, device="meta")
     batch = Batch(images, labels, number=0, first=0, total=data.batch_size)
-    task.net = _copy_to_meta(net, hooks)
+    task.net = _copy_to_meta(net)
     loss = _Loss(task)
     own = {}
     for name, tensor in (*task.named_parameters(), *task.named_buffers()):
@@ -119,7 +109,7 @@ def image_flops(task: LightningModule, hooks: bool = False) -> float:
         task.net = net
 
 
-def _copy_to_meta(net: nn.Module, hooks: bool) -> nn.Module:
+def _copy_to_meta(net: nn.Module) -> nn.Module:
     """Return a network like this one on the meta device, without recomputation."""
     changed = {}
     if "checkpointing" in net.config:
@@ -129,9 +119,6 @@ def _copy_to_meta(net: nn.Module, hooks: bool) -> nn.Module:
         ours.requires_grad_(theirs.requires_grad)
     for ours, theirs in zip(copy.modules(), net.modules(), strict=True):
         ours.training = theirs.training
-        if hooks and not isinstance(net, FSDPModule):
-            ours._forward_hooks = theirs._forward_hooks
-            ours._forward_pre_hooks = theirs._forward_pre_hooks
     return copy
 
 
@@ -144,57 +131,6 @@ class _Loss(nn.Module):
 
     def forward(self, *batch: Any) -> Tensor:
         return self.task.loss(Batch(*batch), "train")
-
-
-def peak_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """Return the peak FLOP/s of a device in this dtype: of the data sheet if Lightning knows it, otherwise measured.
-
-    A square product is timed in both cases. Lightning's figures of some GPUs (A6000, A40, RTX 4090) are far below their
-    data sheets; a figure that the product exceeds is not used.
-    """
-    measured = matrix_rate(device, dtype, torch.get_num_threads())
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Lightning warns that it does not know a GPU
-        known = get_available_flops(device, dtype)
-    return max(known or 0.0, measured)
-
-
-@functools.cache
-def matrix_rate(
-    device: torch.device, dtype: torch.dtype, threads: int, clock: Callable[[], float] | None = None
-) -> float:
-    """Return the FLOP/s of a square product in this dtype.
-
-    The first call takes 0.2 s. On a CPU the matrices are small if larger ones take long, as in bfloat16 without
-    bfloat16 instructions.
-
-    Args:
-        device: the device.
-        dtype: type of the matrices.
-        threads: number of threads on a CPU.
-        clock: function that returns the time in seconds, when the device has finished; None reads the wall clock.
-    """
-    from torch.utils.benchmark import Timer  # warns about CUDA toolkits without a GPU, which most commands do not use
-
-    # Random numbers, as in training: a GPU multiplies constant matrices faster, since it takes less power.
-    random = torch.Generator(device).manual_seed(0)
-
-    def draw(side: int) -> Tensor:
-        return torch.randn(side, side, generator=random, device=device).to(dtype)
-
-    options: dict[str, Any] = {"num_threads": threads}
-    if clock is not None:
-        options["timer"] = clock
-    side = 4096 if device.type == "cuda" else LARGE  # large enough to reach the rate
-    if device.type == "cpu":
-        small = Timer("torch.mm(a, a)", globals={"torch": torch, "a": draw(SMALL)}, **options)
-        if small.timeit(2).mean * (LARGE / SMALL) ** 3 > LONGEST:
-            side = SMALL
-    a, b = draw(side), draw(side)
-    names = {"torch": torch, "a": a, "b": b, "out": a @ b}
-    timer = Timer("torch.mm(a, b, out=out)", globals=names, **options)
-    seconds = min(timer.blocked_autorange(min_run_time=SECONDS).times)
-    return 2 * side**3 / seconds
 
 
 def peak_bytes(device: torch.device) -> int:

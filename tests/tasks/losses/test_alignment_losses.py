@@ -111,11 +111,7 @@ def test_the_dispersive_loss_measures_distance_and_what_is_left_of_its_gradient(
     left = (-others / 0.5).exp().sum()
     assert loss.figures["gradient_left"].item() == pytest.approx((left / (left + 6)).item(), rel=1e-4)
     assert loss({"1": 100 * z}, BATCH, None).item() == pytest.approx(-math.log(6))  # the diagonal alone
-    spent = {name: value.item() for name, value in loss.figures.items()}
-    assert spent["gradient_left"] < 1e-6
-    assert loss.remark({"distance": 1.0, "gradient_left": 0.5}) is None
-    assert loss.remark(spent)
-    assert loss.remark(spent) is None  # once in a run
+    assert loss.figures["gradient_left"] < 1e-6
 
 
 @pytest.mark.parametrize(("version", "block"), [("jax", 3), ("pytorch", 12)])
@@ -167,8 +163,6 @@ def test_the_published_recipe_of_latents_is_another_than_of_pixels(teacher, monk
     for options, expected in (({}, (0.6, 1.0)), ({"weight": 0.2}, (0.6, 0.2)), ({"zscore": 0.0}, (0.0, 1.0))):
         loss = REPA(teacher, projector="conv", **options)
         assert (loss.zscore, loss.weight) == expected
-    with raises_user_error("zscore", 1.5):
-        REPA(teacher, projector="conv", zscore=1.5)
 
 
 @pytest.mark.parametrize(
@@ -193,6 +187,14 @@ def test_a_task_with_any_loss_goes_through_a_pickle(make, teacher):
     values = [each.auxiliary.values(states, BATCH, None) for each in (task, again)]
     assert values[0] == values[1]
     assert ForkingPickler.dumps(again)
+
+
+def test_the_recipe_in_earlier_checkpoints_is_left_out(teacher):
+    task = tiny_task(tiny_net(), auxiliary=[REPA(teacher, projector="conv")])
+    stored = {name: torch.zeros_like(value) for name, value in task.state_dict().items() if "projector" in name}
+    recipe = {"task.auxiliary.0.recipe": torch.tensor([0.6, 1.0])}
+    task.load_state_dict({**task.state_dict(), **stored, **recipe})
+    assert not task.auxiliary[0].projector.weight.any()
 
 
 @pytest.mark.parametrize(("depth", "layer"), [(28, 8), (24, 8), (23, 8), (12, 4), (3, 1)])
@@ -264,7 +266,6 @@ def test_misfits_are_refused_before_training(teacher, tmp_path):
         (lambda: tiny_task(net, auxiliary=[LayerSync(2, 1)])): ("student", "layer 2", "reference, 1"),
         (lambda: tiny_task(net, auxiliary=[LayerSync("nowhere", 1)])): ("nowhere",),
         (lambda: tiny_task(net, auxiliary=[DispersiveLoss(layer=99)])): ("99",),
-        (lambda: DispersiveLoss(tau=0.0)): ("tau", "0"),
         (lambda: REPA(str(tmp_path / "missing.ckpt"))): ("missing.ckpt",),
         (lambda: REPA("checkpoints/digits.safetensors")): ("checkpoints/digits.safetensors",),
     }.items():

@@ -4,10 +4,10 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import refused, same, state, tiny_net, tiny_task, tiny_trainer, train
+from conftest import refused, same, tiny_net, tiny_task, tiny_trainer, train
 from gloo import on_two_processes
 from lightning.pytorch import Callback
-from refusals import find_line, raises_user_error
+from refusals import find_line
 from runs import StopAt, fit
 from small_mae import mae_task, small_mae
 from torch import nn
@@ -143,13 +143,6 @@ def test_losses_of_equal_names_get_names_that_are_free():
     assert losses.sum_weighted(values) == 11111.0
 
 
-def test_a_weight_of_zero_changes_nothing_and_one_of_one_does(tmp_path):
-    runs = [fit(tmp_path / str(w), max_steps=3, task=tiny_task(auxiliary=[Norm(None, w)]))[1] for w in (0.0, 1.0)]
-    plain = fit(tmp_path / "plain", max_steps=3)[1]
-    assert same(runs[0], plain)
-    assert not same(runs[1], plain)
-
-
 def test_the_loss_of_validation_is_the_loss_of_the_task(tmp_path):
     options = {"limit_val_batches": 2, "val_check_interval": 1, "check_val_every_n_epoch": None}
     values = []
@@ -209,28 +202,6 @@ def test_a_resumed_run_is_the_run_that_was_not_stopped_and_its_checkpoint_is_rea
     assert load(kept).net.state_dict().keys() == make().net.state_dict().keys()
     with pytest.raises(UserError, match="projector"):
         fit(tmp_path / "without", max_steps=6, task=make(), ckpt_path=kept)
-
-
-class NoStates(type(tiny_net())):
-    def forward(self, x, t, y=None):
-        return super().forward(x, t, y)
-
-
-def test_what_cannot_be_observed_is_refused_before_training():
-    torch.manual_seed(0)
-    net = NoStates(8, 2, 1, dim=16, depth=2, heads=2, num_classes=10)
-    with raises_user_error("auxiliary", "NoStates"):
-        tiny_task(net, auxiliary=[Norm()])
-    with pytest.raises(UserError, match="no layer nowhere"):
-        tiny_task(auxiliary=[Norm(["nowhere"])])
-    with pytest.raises(UserError, match="layers"):
-        tiny_task(auxiliary=[Norm([])])
-    with pytest.raises(UserError, match="weight"):
-        Norm(weight=-1.0)
-    with raises_user_error("Linear"):
-        tiny_task(auxiliary=[nn.Linear(2, 2)])
-    with pytest.raises(TypeError, match=r"AuxiliaryLoss.*forward"):
-        AuxiliaryLoss()
 
 
 def test_settings_without_a_class_are_refused_before_training(tmp_path, monkeypatch, capsys):
@@ -296,7 +267,3 @@ def test_flags_add_losses_and_a_resumed_run_must_have_the_same(tmp_path, monkeyp
     assert "--model.auxiliary.Repelled" not in line  # which cannot be typed
     find_line(refused(capsys, train, monkeypatch, tmp_path, "fit", *resume), "model.auxiliary")
     train(monkeypatch, tmp_path, "fit", *resume, *losses, "--resume.allow=model.auxiliary")
-
-
-def test_a_task_without_them_has_the_state_it_had():
-    assert all(name.startswith("net.") for name in state(tiny_task()))

@@ -8,9 +8,8 @@ each auxiliary loss is logged, without its weight, as train/aux/NAME.
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from jaxtyping import Float
@@ -18,13 +17,11 @@ from torch import Tensor, nn
 
 from uvit_decay.data.batches import Batch
 from uvit_decay.data.datamodule import ImageData
-from uvit_decay.nn.intermediates import HasIntermediates, layer_indices
+from uvit_decay.nn.intermediates import layer_indices
 from uvit_decay.tasks.loader_data import LoaderData
-from uvit_decay.terminal.errors import UserError
 from uvit_decay.terminal.typed import Within, check_types
 
 PREFIX = "train/aux/"  # of names in logs
-LAYERS = "layers"  # argument of a network's forward, with which it also returns states
 
 
 @check_types
@@ -74,9 +71,6 @@ class AuxiliaryLoss(nn.Module, ABC):
             images: number of images of a micro-batch.
         """
 
-    def remark(self, figures: dict[str, float]) -> str | None:
-        """Return a line to print at a logged step, or None; `figures` are means over the global batch."""
-
     @abstractmethod
     def forward(
         self, states: dict[str, Float[Tensor, "b n d"]], batch: Batch, times: Float[Tensor, " b"] | None
@@ -109,12 +103,9 @@ class AuxiliaryLosses(nn.ModuleList):
         self._layer_names: list[str] = []
         self._wanted: list[list[int]] = []  # indices of the layers of each loss
         if losses:
-            _check_network(net)
             self._layer_names = [layer.name for layer in net.layers]
         for loss in losses:
             loss.bind(net)
-            if loss.layers is not None and not loss.layers:
-                raise UserError(f"`layers` of {loss.name} is empty: name a layer, or give null for all")
         found: set[int] = set()
         for loss in losses:
             names = None if loss.layers is None else [str(layer) for layer in loss.layers]
@@ -149,20 +140,6 @@ class AuxiliaryLosses(nn.ModuleList):
             for figure, value in loss.figures.items():
                 found[f"{name}_{figure}"] = value
         return found
-
-    def remarks(self, logged: Mapping[str, Tensor]) -> Iterator[str]:
-        """Yield the lines that the losses print at a logged step.
-
-        Args:
-            logged: the logged numbers of this step by name.
-        """
-        for name, loss in zip(self.names, self, strict=True):
-            figures = {}
-            for figure in loss.figures:
-                figures[figure] = float(logged[f"{PREFIX}{name}_{figure}"])
-            line = loss.remark(figures)
-            if line is not None:
-                yield line
 
     def values(self, states: Sequence[Tensor], batch: Batch, times: Tensor | None) -> dict[str, Tensor]:
         """Return the scalar of each loss by name, without its weight; `states` are the states of `self.layers`."""
@@ -202,15 +179,3 @@ class Observed:
         output, states = self.net(*inputs, layers=self.losses.layers)
         self.values = self.losses.values(states, self.batch, self.times)
         return output
-
-
-def _check_network(net: nn.Module) -> None:
-    """Raise a UserError if the network cannot give token states beside its output."""
-    if not isinstance(net, HasIntermediates):
-        lacks = "it lacks layers, dim, num_prefix_tokens or forward_intermediates"
-    elif LAYERS not in inspect.signature(net.forward).parameters:
-        lacks = "its forward has no argument layers"
-    else:
-        return
-    kind = type(net).__name__
-    raise UserError(f"needs the token states of a {kind}: {lacks}; see docs/extending.md", argument="auxiliary")

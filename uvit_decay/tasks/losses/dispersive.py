@@ -21,7 +21,6 @@ Version = Literal["jax", "pytorch"]
 Length = Literal["kept", "free"]
 # Version of the authors' code -> weight and tau; the layer is block L/4 in JAX, the last block in PyTorch.
 VERSIONS = {"jax": (0.5, 0.5), "pytorch": (0.25, 1.0)}
-SPENT = 0.02  # share of the gradient below which the loss is announced as spent
 
 
 @check_types
@@ -33,7 +32,7 @@ class DispersiveLoss(AuxiliaryLoss):
     z_i are all tokens and channels of image i, without a norm. The B zeros of the diagonal are included, so the loss is
     never below -log B. The B images are one micro-batch of one process, as in the authors' code: B is part of the
     recipe, of the name in logs, and of the checkpoint. The gradient of a pair is proportional to exp(-d_ij / tau): it
-    vanishes if the states are farther apart than a few tau. One line is printed when less than 2 % is left.
+    vanishes if the states are farther apart than a few tau; the logged figure `gradient_left` is the rest of it.
 
     The loss rewards long states, and so distinguishes a decayed network, whose stream is short, from its `gain` form.
     `length: free` first divides the states by their root mean square over the batch: an unpublished control.
@@ -68,7 +67,6 @@ class DispersiveLoss(AuxiliaryLoss):
         self.images = 0  # B, known after `prepare`
         self.register_buffer("stored_images", torch.tensor(0))  # B in checkpoints; 0 before it is known
         self.register_load_state_dict_post_hook(_check_loaded_images)
-        self._announced = False
 
     @property
     def name(self) -> str:
@@ -122,16 +120,6 @@ class DispersiveLoss(AuxiliaryLoss):
                 "gradient_left": (pairs - total).detach().exp(),
             }
             return total - 2 * math.log(count)
-
-    def remark(self, figures: dict[str, float]) -> str | None:
-        """Return one line when less than SPENT of the gradient is left, once in a run."""
-        if self._announced or figures["gradient_left"] >= SPENT:
-            return None
-        self._announced = True
-        return (
-            f"{self.name} is spent: {figures['gradient_left']:.1%} of its gradient is left at a mean squared distance "
-            f"of {figures['distance']:.3g} (tau {self.tau:g})"
-        )
 
 
 def _check_loaded_images(loss: DispersiveLoss, _: object) -> None:

@@ -102,6 +102,7 @@ class REPA(AuxiliaryLoss):
             default_zscore, default_weight = PUBLISHED[self._sees()]
             self.zscore = default_zscore if zscore is None else zscore
             self.weight = default_weight if weight is None else weight
+            self.register_load_state_dict_pre_hook(_drop_recipe)
 
     def _sees(self) -> str:
         """Return what the encoder sees, latents or pixels."""
@@ -161,6 +162,11 @@ class REPA(AuxiliaryLoss):
         return tokens
 
 
+def _drop_recipe(loss: REPA, state: dict[str, Tensor], prefix: str, *_: object) -> None:
+    """Remove a tensor that checkpoints had before settings of losses were compared by name."""
+    state.pop(f"{prefix}recipe", None)
+
+
 class ConvProjector(nn.Conv2d):
     """A 3x3 convolution over the square grid of patch tokens: (b, n, d) -> (b, n, k)."""
 
@@ -187,8 +193,6 @@ def resize_grid(tokens: Float[Tensor, "b n d"], patches: int) -> Float[Tensor, "
     if tokens.shape[1] == patches:
         return tokens
     old, new = math.isqrt(tokens.shape[1]), math.isqrt(patches)
-    if old**2 != tokens.shape[1] or new**2 != patches:
-        raise UserError(f"REPA: cannot map {tokens.shape[1]} tokens of the teacher to {patches} of the network")
     grid = tokens.mT.unflatten(2, (old, old))
     grid = interpolate(grid, size=(new, new), mode="bilinear", antialias=True, align_corners=False)
     return grid.flatten(2).mT

@@ -10,16 +10,17 @@ from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
 from uvit_decay.nn.base import Residual
 from uvit_decay.runs.settings import ALTERNATIVES
 from uvit_decay.runtime.optimizers import MUON
 from uvit_decay.tasks.optim.rate_over_gain import RateFactors, RowSteps, rate_factors
-from uvit_decay.tasks.optim.schedule import Annealing, anneal
 from uvit_decay.tasks.optim.table import FLAG, OPTIMIZERS, build_class
 from uvit_decay.terminal.errors import UserError, check_numbers
 from uvit_decay.terminal.typed import Needs, Positive, Within, check_types
 
+Annealing = Literal["constant", "cosine", "wsd"]
 DecayOn = Literal["all", "matrices", "layers"]
 EMBEDDINGS = ("pos_embed", "cls_token")  # without weight decay in fine-tuning (MAE's code)
 
@@ -86,7 +87,7 @@ class Optimization:
         "arguments": Needs("optimizer", unless=tuple(OPTIMIZERS)),
     }
     lr: float | None = None
-    betas: tuple[float, float] = (0.99, 0.999)
+    betas: Annotated[tuple[float, float], Within("[0, 1)")] = (0.99, 0.999)
     weight_decay: Annotated[float, Within("[0, inf)")] = 0.03
     warmup_steps: int | None = None
     schedule: Annealing = "constant"
@@ -108,11 +109,20 @@ class Optimization:
                 raise UserError(f"{other} replaces {name}, and both are given: set {flags} to null")
         check_numbers("(0, inf)", **{self.lr_flag: self.rate(256)})
         check_numbers("[0, inf)", **{self.warmup_flag: self.warmup(1)})
-        first, second = self.betas
-        check_numbers("[0, 1)", **{"the first of betas": first, "the second of betas": second})
         if self.schedule == "wsd" and self.cooldown is None:
             raise UserError("the wsd schedule needs the length of its cool-down in steps: set --model.optim.cooldown")
-        self._check_optimizer()
+        rule = OPTIMIZERS.get(self.optimizer)
+        if rule is None:  # a class: it is built once, so that it fails before any work
+            lr = self.rate(256)
+            example = nn.Parameter(torch.zeros(2, 2))
+            group = {"params": [example], "lr": lr, "weight_decay": self.weight_decay}
+            self._build_optimizer([group], lr)
+        if self.rate_over_gain and (rule is None or rule.gain_power is None):
+            flags = f"--model.optim.rate_over_gain true with {FLAG} {self.optimizer}"
+            others = " or ".join(name for name, rule in OPTIMIZERS.items() if rule.gain_power is not None)
+            raise UserError(
+                f"{flags}: for this optimizer no rate follows from the gain of a branch; set the optimizer to {others}"
+            )
 
     def check_length(self, total: float, epoch: float) -> None:
         """Raise a UserError unless the warm-up and the schedule fit into a run.
@@ -140,20 +150,6 @@ class Optimization:
             raise UserError(
                 f"--model.optim.cooldown {self.cooldown}: a run of {total:g} steps has {max(constant, 0):g} after the "
                 f"warm-up of {warmup:g}; lower {lower}, or train longer"
-            )
-
-    def _check_optimizer(self) -> None:
-        rule = OPTIMIZERS.get(self.optimizer)
-        if rule is None:  # a class: it is built once, so that it fails before any work
-            lr = self.rate(256)
-            example = nn.Parameter(torch.zeros(2, 2))
-            group = {"params": [example], "lr": lr, "weight_decay": self.weight_decay}
-            self._build_optimizer([group], lr)
-        if self.rate_over_gain and (rule is None or rule.gain_power is None):
-            flags = f"--model.optim.rate_over_gain true with {FLAG} {self.optimizer}"
-            others = " or ".join(name for name, rule in OPTIMIZERS.items() if rule.gain_power is not None)
-            raise UserError(
-                f"{flags}: for this optimizer no rate follows from the gain of a branch; set the optimizer to {others}"
             )
 
     def rate(self, batch_size: int) -> float:
@@ -226,15 +222,18 @@ class Optimization:
             epoch: optimizer steps of an epoch, used with `warmup_epochs`.
             floor: the factor at the end of the cosine or of the cool-down.
         """
-        if self.schedule != "constant" and floor > 1:
-            raise UserError(
-                f"--model.optim.min_lr {self.min_lr:g} is above the learning rate: lower it, or raise {self.lr_flag}"
-            )
         warmup = self.warmup(epoch)
         if step < warmup:
             begun = step if self.warmup_epochs is not None else step + 1
             return begun / warmup
-        return anneal(self.schedule, step - warmup, total - warmup, self.cooldown, floor)
+        if self.schedule == "constant":
+            return 1.0
+        if self.schedule == "wsd":
+            left = max(0.0, total - step)
+            return floor + (1.0 - floor) * min(1.0, left / self.cooldown)
+        progress = min(1.0, (step - warmup) / max(1, total - warmup))
+        cosine = 0.5 * (1.0 + math.cos(math.pi * progress))
+        return floor + (1.0 - floor) * cosine
 
     def groups(self, net: nn.Module, lr: float, own: Sequence[tuple[str, nn.Parameter]] = ()) -> list[dict[str, Any]]:
         """Return the trained parameters in groups of one learning rate and weight decay.
@@ -333,6 +332,20 @@ class Optimization:
     def needs_whole_matrices(self) -> bool:
         """True if the optimizer cannot take sharded matrices."""
         return self.optimizer in OPTIMIZERS and OPTIMIZERS[self.optimizer].whole
+
+
+class Schedule(LambdaLR):
+    """A LambdaLR that restores only the step of a checkpoint; the learning rate follows from this run's settings."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        step = state_dict["last_epoch"]
+        rates = []
+        for group, base, factor in zip(self.optimizer.param_groups, self.base_lrs, self.lr_lambdas, strict=True):
+            rate = base * factor(step)
+            group["lr"] = rate
+            rates.append(rate)
+        state = {"last_epoch": step, "_step_count": step + 1, "_last_lr": rates, "lr_lambdas": [None] * len(rates)}
+        super().load_state_dict(state)
 
 
 def _keep_groups(optimizer: Optimizer, stored: dict[str, Any]) -> dict[str, Any]:

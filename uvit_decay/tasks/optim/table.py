@@ -39,22 +39,18 @@ OPTIMIZERS: dict[str, Rule] = {
 }
 
 
-def find_class(path: str) -> type[Optimizer]:
-    """Return the class of an optimizer of torch.optim, or of a module that is already imported, as by --trust."""
+def build_class(path: str, arguments: Mapping[str, Any], groups: Groups, lr: float) -> Optimizer:
+    """Return an optimizer of the class `path` with these groups, the rate `lr` and keyword `arguments`.
+
+    It is a class of torch.optim, or of a module that is already imported, as by --trust.
+    """
     module, _, name = path.rpartition(".")
     kind = getattr(sys.modules.get(module), name, None)
-    names = ", ".join(OPTIMIZERS)
     if not (isinstance(kind, type) and issubclass(kind, Optimizer)):
-        advice = f"give one of {names}, or the class path of an optimizer such as torch.optim.NAdam"
+        advice = f"give one of {', '.join(OPTIMIZERS)}, or the class path of an optimizer such as torch.optim.NAdam"
         if module:
             advice += f"; --trust {module} imports its module"
         raise UserError(f"{FLAG} {path}: there is no such optimizer; {advice}")
-    return kind
-
-
-def build_class(path: str, arguments: Mapping[str, Any], groups: Groups, lr: float) -> Optimizer:
-    """Return an optimizer of the class `path` with these groups, the rate `lr` and keyword `arguments`."""
-    kind = find_class(path)
     decays = [group["weight_decay"] for group in groups if group["weight_decay"]]
     of_all = {"weight_decay": decays[0]} if decays else {}  # a class without weight decay may train without
     hint = "--model.optim.lr and --model.optim.weight_decay are given to it, too; set the latter to 0 if it has none"
