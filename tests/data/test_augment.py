@@ -164,15 +164,6 @@ def test_erasing_depends_on_the_row_alone_and_may_be_off():
     assert erase_boxes(images, 1.0, 1, rows).flatten(1).any(1).all()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"crop_scale": (0.2, 1.5)}, "crop_scale"),
-        ({"crop_ratio": (0.0, 1.0)}, "crop_ratio"),
-        ({"rand_augment": "rand-m9-mtsd0.5"}, "rand-m9-mstd0.5-inc1"),
-        ({"rand_augment": "rand-m9-tnone"}, "rand-m9-mstd0.5-inc1"),
-    ],
-)
-def test_settings_outside_their_range_are_refused_in_one_line(options, message):
-    with raises_user_error(message):
-        Augment(**options)
+def test_sections_of_rand_augment_that_timm_would_ignore_are_refused():
+    with raises_user_error("rand-m9-mstd0.5-inc1"):
+        Augment(rand_augment="rand-m9-mtsd0.5")

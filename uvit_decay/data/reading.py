@@ -38,7 +38,6 @@ from uvit_decay.terminal.errors import UserError
 from uvit_decay.terminal.progress import track
 
 _PATIENCE = 3.0  # seconds after which a bar appears
-MOST_TRIED = 2000  # images of a set that are all tried, to count them, if one of a batch cannot be read
 MOST_NAMED = 8  # images that cannot be read in a message
 UNREAD = "unread.txt"  # the list in the folder of a run: a line for each image, its name and the reason
 EIGHTH = 32  # of 255: images that stay darker have probably another range
@@ -87,16 +86,11 @@ def read(listing: Listing, decoding: Decoding, indices: Sequence[int] | None = N
         indices: numbers of the images to read, in this order; None reads all.
 
     Raises:
-        UserError: images cannot be read. The message counts them, and explains the first ones; of a listing of at most
-            MOST_TRIED images, all are tried.
+        UserError: images cannot be read. The message counts them, and explains the first ones.
     """
     images, failures = try_read(listing, decoding, indices)
     if failures:
-        complete = indices is None
-        if not complete and len(listing.members) <= MOST_TRIED:
-            failures |= find_failures(listing, decoding)
-            complete = True
-        raise UserError(explain_failures(listing, failures, complete))
+        raise UserError(explain_failures(listing, failures, complete=indices is None))
     return images
 
 
