@@ -182,10 +182,6 @@ def test_any_option_compares(four, tmp_path):
 DIFFERENT = {
     ("data.batch_size", "32 in {0}", "64 in {1}"): {"batch_size": 64},
     ("180 in {0}", "120 in {1}"): {"evaluations": {60: (0.5, 1.0), 120: (0.6, 3)}},
-    ("60 in {0}", "120 in {1}"): {
-        "evaluations": {120: (0.6, 3.0), 180: (0.8, 4.0)},
-        "ckpt_path": "moved/last.ckpt",
-    },
     ("metrics", "n", "1000 in {0}", "500 in {1}"): {"metadata": {**METADATA, "n": 500}},
     ("metrics", "bins", "8 in {1}"): {"metadata": {**METADATA, "bins": 8, "measured_nfe": 24.0}},
     ("samples.guidance", "2.0 in {0}"): {"metadata": {**METADATA, "samples": {}}},

@@ -189,19 +189,12 @@ class GenerationMetrics(PeriodicSampling):
         comparison.check()
         processes = Processes.current()
         reference = comparison.extract_reference(processes)
-        real = self._compare_test_images(data, comparison)
-        if real is not None:
-            self._ceiling = Ceiling(real.name, real.measure_real(reference, processes))
+        if self.reference is None and not data.latents and data.test is not None and len(data.test):
+            images = self._open_data(data, "test")
+            if comparison.can_compare(images):
+                real = comparison.compare_real(images)
+                self._ceiling = Ceiling(real.name, real.measure_real(reference, processes))
         self._is_ready = True
-
-    def _compare_test_images(self, data: ImageData, comparison: Comparison) -> Comparison | None:
-        """Return the comparison of the test images with the training images; None without test images."""
-        if self.reference is not None or data.latents or data.test is None or not len(data.test):
-            return None
-        images = self._open_data(data, "test")
-        if not comparison.can_compare(images):
-            return None
-        return comparison.compare_real(images)
 
     def _comparison(
         self, task: DiffusionTask, sampling: Sampling, weights: str, decode: Callable[[Tensor], Tensor]

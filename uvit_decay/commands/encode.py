@@ -10,15 +10,12 @@ import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from uvit_decay.generation.options import Count
 from uvit_decay.terminal.command_line import run
 from uvit_decay.terminal.program import PROGRAM
 from uvit_decay.terminal.typed import Bounds
-
-if TYPE_CHECKING:
-    from uvit_decay.data.listing import Listing
 
 SHARES = timedelta(days=1)  # how long a process waits until the slowest one has encoded its share of the shards
 
@@ -63,14 +60,26 @@ def encode_images(
     import torch
 
     from uvit_decay.commands.opening import open_program
-    from uvit_decay.data.listing import describe_listing
-    from uvit_decay.data.reading import UNREAD, store_list
+    from uvit_decay.data.classes import class_list
+    from uvit_decay.data.fingerprint import MOST_MEASURED, spread
+    from uvit_decay.data.label_tables import Columns
+    from uvit_decay.data.labels import NO_CLASSES, LabelOptions
+    from uvit_decay.data.listing import check_columns, describe_listing, list_images
+    from uvit_decay.data.reading import UNREAD, check_headers, leave_out_unreadable, store_list
     from uvit_decay.latents.autoencoder import Autoencoder
     from uvit_decay.latents.encode import describe, encode
 
     with open_program(timeout=SHARES) as (processes, device):
         autoencoder = Autoencoder(vae, device, getattr(torch, precision))
-        listing = _list_source(source, classes, labels, name_column, label_column, skip_unreadable)
+        names = None if classes is None else class_list(classes)
+        columns = Columns(name_column, label_column)
+        listing = list_images(source, names, LabelOptions(None if labels == NO_CLASSES else labels, columns))
+        check_columns(columns, listing)
+        if skip_unreadable:
+            listing = leave_out_unreadable(listing)
+        else:
+            measured = spread(len(listing.members), MOST_MEASURED)
+            check_headers(listing, measured, hint="; to leave such images out, set `skip_unreadable`")
         if processes.is_main:
             print(f"{source}: {describe_listing(listing, image_size, str(target / UNREAD))}", file=sys.stderr)
         sizes = {"batch_size": batch_size, "shard_size": shard_size}
@@ -83,36 +92,6 @@ def encode_images(
             store_list(listing.left_out, target / UNREAD)
         size = sum((target / name).stat().st_size for name, _ in done.shards) / 2**30
         print(f"{target}: {done.count} images, {len(done.class_names)} classes, {size:.2f} GiB")
-
-
-def _list_source(
-    source: Path,
-    classes: str | None,
-    labels: str,
-    name_column: str | None,
-    label_column: str | None,
-    skip_unreadable: bool,
-) -> Listing:
-    """List the images to encode, without those that cannot be read, or look at headers before the work starts.
-
-    Arguments as in `encode_images`.
-    """
-    from uvit_decay.data.classes import class_list
-    from uvit_decay.data.fingerprint import MOST_MEASURED, spread
-    from uvit_decay.data.label_tables import Columns
-    from uvit_decay.data.labels import NO_CLASSES, LabelOptions
-    from uvit_decay.data.listing import check_columns, list_images
-    from uvit_decay.data.reading import check_headers, leave_out_unreadable
-
-    names = None if classes is None else class_list(classes)
-    columns = Columns(name_column, label_column)
-    listing = list_images(source, names, LabelOptions(None if labels == NO_CLASSES else labels, columns))
-    check_columns(columns, listing)
-    if skip_unreadable:
-        return leave_out_unreadable(listing)
-    measured = spread(len(listing.members), MOST_MEASURED)
-    check_headers(listing, measured, hint="; to leave such images out, set `skip_unreadable`")
-    return listing
 
 
 COMMANDS = {"encode": encode_images}

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import torch
 
     from uvit_decay.encoders.extractors import Extractor
-    from uvit_decay.evaluation.comparison import Comparison
     from uvit_decay.evaluation.image_sources import ImageSource
     from uvit_decay.runtime.distributed import Processes
 
@@ -113,28 +112,6 @@ def _check_samples(
         raise UserError(f"{flag} is for the samples of a --ckpt, --samples are there already")
 
 
-def _compare_real(
-    comparison: Comparison, ceiling: str | None, features: FeatureOptions, reference: str
-) -> Comparison | None:
-    """Return the comparison of the real images whose values stand beside the samples'; None for none.
-
-    Args:
-        comparison: the comparison of the samples.
-        ceiling: name of the images; None for the test images of the reference, if there are any and enough.
-        features: the extractor's options.
-        reference: name of the reference.
-    """
-    from uvit_decay.evaluation.open_by_name import open_images, open_test_images
-
-    channels = comparison.samples.shape[0]
-    if ceiling is not None:
-        return comparison.compare_real(open_images(ceiling, channels, features.image_size, features.on_white))
-    images = open_test_images(reference, channels) if features.has_ceiling else None
-    if images is None or not comparison.can_compare(images):
-        return None
-    return comparison.compare_real(images)
-
-
 def generation(
     *,
     samples: str | None = None,
@@ -169,7 +146,7 @@ def generation(
     from uvit_decay.commands.opening import open_program, tell_what_was_read
     from uvit_decay.evaluation.comparison import Comparison, open_reference
     from uvit_decay.evaluation.image_sources import GeneratedImages, choose_reference
-    from uvit_decay.evaluation.open_by_name import open_images
+    from uvit_decay.evaluation.open_by_name import open_images, open_test_images
     from uvit_decay.evaluation.report import write_reports
     from uvit_decay.generation.samples import Samples
 
@@ -195,7 +172,15 @@ def generation(
         _prepare(extractor, features, images.shape, device, processes, reference, reference_images)
         comparison = Comparison(images, file, reference_images, extractor, device, sampling.batch_size, metrics)
         comparison.check()
-        real = _compare_real(comparison, ceiling, features, reference)
+        channels = images.shape[0]
+        real_images = None
+        if ceiling is not None:
+            real_images = open_images(ceiling, channels, features.image_size, features.on_white)
+        elif features.has_ceiling:
+            real_images = open_test_images(reference, channels)
+            if real_images is not None and not comparison.can_compare(real_images):
+                real_images = None
+        real = None if real_images is None else comparison.compare_real(real_images)
         write_reports(comparison, out or Path(comparison.default_name()), save_samples, processes, real)
 
 

@@ -47,7 +47,6 @@ def _compare_settings(runs: Sequence[FinishedRun], options: Sequence[str]) -> It
 def _remark_evaluations(runs: Sequence[FinishedRun]) -> Iterator[str]:
     """Yield a line for each difference between the evaluations of the runs, and for collapsed features."""
     pools = {}
-    first_steps = {}
     final_steps = {}
     unprobed = []
     collapsed = []
@@ -58,11 +57,8 @@ def _remark_evaluations(runs: Sequence[FinishedRun]) -> Iterator[str]:
             unprobed.append(run)
         if run.last.get(MEAN_SHARE, 0.0) > COLLAPSED:
             collapsed.append(run)
-        first_steps[run] = int(run.evaluations[0]["step"])
         final_steps[run] = run.last_step
     yield from _compare_values("the pool of the rank", pools)
-    # The first steps differ if a run was continued from a checkpoint whose history was missing.
-    yield from _compare_values("the step of the first evaluation", first_steps)
     yield from _compare_values("the step of the last evaluation", final_steps)
     if pools and unprobed:
         yield f"no {PROBES}, so no curves, in {_names(unprobed)}"

@@ -35,10 +35,8 @@ def check_memory(run: Plan, found: Measurements) -> Iterator[Finding]:
     smaller = f"--data.device_batch_size {max(1, found.images // 2)}, or --model.net.checkpointing true"
     if taken <= TIGHT * found.limit:
         yield Finding("ok", "memory", text)
-    elif taken <= found.limit:
-        yield Finding("warning", "memory", text, smaller)
     else:
-        yield Finding("error", "memory", text, smaller)
+        yield Finding("warning" if taken <= found.limit else "error", "memory", text, smaller)
 
 
 def estimate_speed(run: Plan, found: Measurements) -> Iterator[Finding]:

@@ -154,15 +154,6 @@ def has_newer(run: Path, step: int, checkpoints: Checkpoints) -> bool:
     return False
 
 
-def find_before(run: Path, step: int) -> Path | None:
-    """Return the newest checkpoint of a run up to a step; None if there is none."""
-    with Checkpoints() as checkpoints:
-        for candidate in _list_candidates(run, checkpoints, []):
-            if candidate.step <= step:
-                return candidate.path
-    return None
-
-
 def _find_candidates(
     runs: Iterable[Path], fits: Callable[[Settings], bool], checkpoints: Checkpoints, damaged: list[str]
 ) -> Iterator[Candidate]:

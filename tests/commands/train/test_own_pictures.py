@@ -11,7 +11,7 @@ from refusals import find_line
 
 from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.checkpoint import load
-from uvit_decay.commands.train.length import Pace, count_fitting, describe_longer, round_down
+from uvit_decay.commands.train.length import Pace, count_fitting, round_down
 from uvit_decay.data import Digits
 from uvit_decay.doctor import Plan
 from uvit_decay.doctor.rehearsal import rehearse
@@ -113,6 +113,7 @@ def test_minutes_count_what_evaluations_take_and_make_what_they_share(tmp_path):
     taken = [found.step * (n + callbacks[0].count_due(44, 0, n) * 60 / 3 / 32) for n in (steps, steps + 1)]
     assert taken[0] <= 100 * found.step < taken[1]
     assert count_fitting(plan, found, found.step / 2) == 0
+    assert [round_down(steps) for steps in (0, 7, 99, 101, 1437)] == [0, 7, 99, 100, 1400]
 
 
 @pytest.mark.slow
@@ -138,14 +139,6 @@ def test_numbers_that_were_sized_to_the_run_are_read_from_configurations_of_ac84
     printed = capsys.readouterr().out
     assert "num: 5000\n" in printed
     assert "max_reference: 50000\n" in printed
-
-
-def test_the_command_that_trains_on_replaces_the_checkpoint():
-    words = ["fit", "--ckpt_path", "last", "--data.path", "my birds", "--ckpt_path=x.ckpt"]
-    expected = "fit --data.path 'my birds' --ckpt_path auto --trainer.max_steps 20"
-    assert describe_longer(words, 20, "auto").endswith(expected)
-    assert describe_longer(words, 20, None).endswith("fit --data.path 'my birds' --trainer.max_steps 20")
-    assert [round_down(steps) for steps in (7, 99, 101, 1437)] == [7, 99, 100, 1400]
 
 
 def test_samples_are_noise_until_a_network_from_noise_has_trained():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import shlex
 import threading
 import time
 import traceback
@@ -28,7 +29,7 @@ from uvit_decay.callbacks.periodic import list_missing_results
 from uvit_decay.commands.train.complete import complete
 from uvit_decay.commands.train.flags import find_flag
 from uvit_decay.commands.train.help import SUBCOMMANDS
-from uvit_decay.commands.train.length import describe_longer, find_steps
+from uvit_decay.commands.train.length import find_steps
 from uvit_decay.commands.train.parser import TrainParser, check_nodes, check_values, limit, locate
 from uvit_decay.commands.train.words import Given, list_given
 from uvit_decay.data import ImageData
@@ -44,17 +45,15 @@ from uvit_decay.runs.checkpoints import (
     NAMES,
     NEXT,
     Checkpoints,
-    find_before,
     finish_rotation,
     read_settings,
 )
-from uvit_decay.runs.folder import makes_folders, run_folder
+from uvit_decay.runs.folder import makes_folders
 from uvit_decay.runs.launch import SaveConfig, go_on
 from uvit_decay.runs.lightning_private import set_length
 from uvit_decay.runs.log import RunFolder
 from uvit_decay.runs.resumable import Start
 from uvit_decay.runs.resume import resume
-from uvit_decay.runs.settings import Settings
 from uvit_decay.runtime.concurrency import keep_freed_memory
 from uvit_decay.runtime.distributed import destroy_group, others_needed
 from uvit_decay.runtime.precision import FLOAT16, trains_in_bf16
@@ -64,6 +63,7 @@ from uvit_decay.tasks.parallel.ddp import register_ddp
 from uvit_decay.tasks.parallel.sharding import Sharded
 from uvit_decay.terminal.command_line import Parser as OneLineParser
 from uvit_decay.terminal.errors import RunEnded, UserError, explain, name_flags, one_line
+from uvit_decay.terminal.program import localise
 
 # Prefixes of the settings that are stored in a checkpoint and compared on resumption.
 EXPERIMENT = ("seed_everything", "model.", "data.", "trainer.")
@@ -248,9 +248,13 @@ class Launch(LightningCLI):
 
     def _choose_cpu_precision(self, loggers: list[Any]) -> str | None:
         """Return the precision of the run that is resumed, or for a new run bf16-mixed if it is faster."""
-        before = self._read_resumed_settings(loggers)
-        if before is not None and before.get("trainer.precision") != FLOAT16:
-            return before.get("trainer.precision")
+        path = self._get(self.config_init, "ckpt_path")
+        if path:
+            root = self._get(self.config_init, "trainer.default_root_dir") or "."
+            allowed = as_list(self._get(self.config, "resume.allow"))
+            before = read_settings(path, self._dump_settings(), allowed, loggers, root, self._checkpoints)
+            if before is not None and before.get("trainer.precision") != FLOAT16:
+                return before.get("trainer.precision")
         width = self._get(self.config, "model").get("init_args.net.init_args.dim")  # of a transformer
         if not isinstance(width, int) or not trains_in_bf16(width):
             return None
@@ -259,15 +263,6 @@ class Launch(LightningCLI):
             "--trainer.precision 32-true for float32"
         )
         return "bf16-mixed"
-
-    def _read_resumed_settings(self, loggers: list[Any]) -> Settings | None:
-        """Return the settings in the checkpoint that this run resumes from; None for a new run."""
-        path = self._get(self.config_init, "ckpt_path")
-        if not path:
-            return None
-        root = self._get(self.config_init, "trainer.default_root_dir") or "."
-        allowed = as_list(self._get(self.config, "resume.allow"))
-        return read_settings(path, self._dump_settings(), allowed, loggers, root, self._checkpoints)
 
     # 3. Start: the checkpoint, the run folder, the length.
 
@@ -366,15 +361,12 @@ class Launch(LightningCLI):
     def after_fit(self) -> None:
         """Print the command that trains on if the run has trained for its minutes.
 
-        A run with a cool-down goes on from a checkpoint before it; if there is none, a longer run starts anew.
+        A run with a cool-down cannot go on after it.
         """
-        if self.measured is None or not self.writes:
+        if self.measured is None or not self.writes or self.model.optim.cooldown is not None:
             return
-        steps = self.trainer.max_steps
-        checkpoint: str | Path | None = AUTO
-        if self.model.optim.cooldown is not None:
-            checkpoint = find_before(run_folder(self.trainer), steps - self.model.optim.cooldown)
-        rank_zero_info(f"train on: {describe_longer(self.words, 2 * steps, checkpoint)}")
+        length = ["--ckpt_path", AUTO, "--trainer.max_steps", str(2 * self.trainer.max_steps)]
+        rank_zero_info(f"train on: {localise('python train.py')} {shlex.join([*self.words, *length])}")
 
     # What several of these need.
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-import shlex
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -23,12 +21,10 @@ from uvit_decay.doctor.rehearsal import MOST, Measurements, Rehearsal, copy_for_
 from uvit_decay.doctor.report import duration
 from uvit_decay.tasks import Task
 from uvit_decay.terminal.errors import UserError
-from uvit_decay.terminal.program import localise
 from uvit_decay.terminal.progress import track
 
 MEASURING = 0.05  # share of the time that the measurement may take
 RESERVE = 0.03  # share of the time for checkpoints, pictures and the end of the program
-CKPT_PATH = "--ckpt_path"
 FAR = 10**9  # steps of the trainer that measures; a schedule needs an end
 BuildTrainer = Callable[..., Trainer]  # function settings -> trainer of a rehearsal with these settings
 
@@ -122,24 +118,3 @@ def _silent() -> Iterator[None]:
         yield
     finally:
         logging.disable(logging.NOTSET)
-
-
-def describe_longer(words: Sequence[str], steps: int, checkpoint: str | Path | None) -> str:
-    """Return the command that trains a run up to `steps`.
-
-    Args:
-        words: the command line of the run.
-        steps: number of optimizer steps.
-        checkpoint: file or name of the checkpoint to resume from; None: the command starts a new run.
-    """
-    kept = []
-    skips_value = False
-    for word in words:
-        flag, equals, _ = word.partition("=")
-        if not skips_value and flag != CKPT_PATH:
-            kept.append(word)
-        skips_value = flag == CKPT_PATH and not equals
-    if checkpoint is not None:
-        kept += [CKPT_PATH, str(checkpoint)]
-    command = shlex.join([*kept, "--trainer.max_steps", str(steps)])
-    return f"{localise('python train.py')} {command}"
