@@ -181,7 +181,7 @@ def test_shards_of_webdataset(tmp_path, ending):
     assert data.overlap
     whole = opened("webdataset", files=[f"{folder}/*.tar"], memory_gb=0.0)
     assert whole.train.labels.tolist() == LABELS
-    with raises_user_error("`files`", "shard-000003.tar"):
+    with raises_user_error("webdataset", "shard-000003.tar"):
         opened("webdataset", files=f"{folder}/shard-{{000001..000009}}.tar")
     with raises_user_error("webdataset", "`label_column`", "__key__"):
         opened("webdataset", files=f"{folder}/*.tar", label_column="class")

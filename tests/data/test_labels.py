@@ -302,7 +302,6 @@ def test_test_images_may_lack_the_last_class_indices(tmp_path):
         ([["a.png", 10**9], ["b.png", 1]], ("1 of 2", str(10**9))),
         ([["a.png", 0], ["a.png", 1], ["b.png", 1]], ("1 names", "a.png")),
         ([["a.png"]], ("expected 2",)),
-        ([[3, 0]], ("1 entries", "0")),
     ],
 )
 def test_a_table_that_does_not_fit_is_refused_with_a_count_and_the_first(tmp_path, entries, words):

@@ -78,13 +78,6 @@ def test_a_class_list_chooses_the_images_and_an_option_the_precision(image_dir, 
     assert open_set(folder)[[0]][0].dtype == torch.bfloat16
 
 
-def test_latents_do_not_go_among_the_images(image_dir, vae):
-    for target in (image_dir, image_dir / "latents"):
-        with raises_user_error("folder"):
-            encode(image_dir, target, vae)
-    assert not (image_dir / "latents").exists()
-
-
 def test_a_disk_that_is_too_small_is_found_first(image_dir, vae, tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=10))
     with raises_user_error("0.0 GiB", "disk"):
@@ -191,13 +184,6 @@ def test_settings_that_do_not_fit_are_refused_and_nothing_is_lost(encoded, image
     with raises_user_error(message):
         encode(image_dir, encoded, vae, *flags)
     assert contents(encoded) == before
-
-
-def test_shards_that_nobody_accounts_for_are_refused(encoded, image_dir, vae, tmp_path):
-    folder = copy_set(encoded, tmp_path)
-    (folder / "manifest.json").unlink()
-    with raises_user_error("manifest.json"):
-        encode(image_dir, folder, vae)
 
 
 @pytest.mark.parametrize(

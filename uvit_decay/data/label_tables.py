@@ -119,8 +119,6 @@ def _parse_lines(where: str, text: str) -> tuple[list[str], list[dict[str, Any]]
             continue
         with explain(f"cannot read {where}, line {number}", ValueError, RecursionError):
             row = json.loads(line)
-        if not isinstance(row, dict):
-            raise UserError(f"cannot read {where}, line {number}: not an object with columns")
         rows.append(row)
         columns |= dict.fromkeys(row)
     return list(columns), rows
@@ -196,20 +194,14 @@ def _choose_columns(where: str, header: Sequence[str], columns: Columns, default
 
 
 def _collect(where: str, entries: list[tuple[Any, Any]]) -> Table:
-    """Return a table of entries; raise a UserError if one has no name, or a name has two labels."""
+    """Return a table of entries; raise a UserError if a name has two labels."""
     labels: dict[str, Any] = {}
-    nameless = []
     twice = []
-    for number, (name, label) in enumerate(entries):
-        if not isinstance(name, str) or not name:
-            nameless.append(number)
-            continue
+    for name, label in entries:
         key = _normalise(name)
         if key in labels and labels[key] != label:
             twice.append(key)
         labels[key] = label
-    if nameless:
-        raise UserError(f"{where}: {len(nameless)} entries without the name of an image, the first is {nameless[0]}")
     if twice:
         remedy = "keep one, or set `name_column` and `label_column` if these are not the names of images"
         raise UserError(f"{where}: {len(twice)} names with two labels, the first is {twice[0]}; {remedy}")

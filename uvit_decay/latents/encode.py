@@ -64,10 +64,8 @@ def encode(
     Existing shards are read and compared with their checksums; damaged ones are encoded again.
 
     Raises:
-        UserError: `folder` is below the images, has latents of other images or settings, or the disk is too small.
+        UserError: `folder` has latents of other images or settings, or the disk is too small.
     """
-    if folder.resolve().is_relative_to(listing.path.resolve()):
-        raise UserError(f"cannot store latents in {folder}: it is the images' own folder or in it; choose another one")
     check_writable(folder, folder=True)
     processes.check_shared(folder)
     images = OnDisk(listing, list(range(manifest.count)), Decoding(manifest.image_size, channels=3))

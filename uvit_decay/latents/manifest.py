@@ -123,8 +123,6 @@ class Manifest:
     def check_continues(self, folder: Path) -> None:
         """Raise a UserError, with both values, if `folder` holds latents encoded with other settings."""
         if not (folder / NAME).exists():
-            if any(folder.glob("shard-*")):
-                raise UserError(f"{folder} has shards but no {NAME} with their settings; choose another folder")
             return
         stored = dict(_settings(read(folder, whole=False)))
         ours = dict(_settings(self))
