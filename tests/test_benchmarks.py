@@ -420,7 +420,8 @@ Image.new("L", (2, 2), int(value)).save(out / "p.png")
 
 @pytest.mark.slow
 def test_same_numbers_names_the_values_of_two_checkouts_that_differ(tmp_path, capsys):
-    from benchmarks.same_numbers import Row, compare_checkouts
+    from benchmarks.same_numbers.__main__ import compare_checkouts
+    from benchmarks.same_numbers.rows import Row
 
     for name, value in (("old", 3.0), ("same", 3.0), ("other", 4.0)):
         (tmp_path / name).mkdir()
@@ -439,7 +440,7 @@ def test_same_numbers_names_the_values_of_two_checkouts_that_differ(tmp_path, ca
 
 @pytest.mark.slow
 def test_same_numbers_runs_a_command_in_two_checkouts(tmp_path, capsys):
-    from benchmarks.same_numbers import main
+    from benchmarks.same_numbers.__main__ import main
 
     assert main([str(ROOT), str(ROOT), "--only", "sample the bundled CIFAR-10 network", "--out", str(tmp_path)]) == 0
     assert "12292 values  same" in capsys.readouterr().out
