@@ -444,3 +444,24 @@ def test_same_numbers_runs_a_command_in_two_checkouts(tmp_path, capsys):
 
     assert main([str(ROOT), str(ROOT), "--only", "sample the bundled CIFAR-10 network", "--out", str(tmp_path)]) == 0
     assert "12292 values  same" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_same_speed_compares_the_steps_of_two_checkouts(capsys):
+    from benchmarks.same_speed import main
+
+    main([str(ROOT), str(ROOT), "--quick", "--pairs", "2", "--batch", "1", "--networks", "sit-s/2"])
+    _, *lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:4] for line in lines] == [["sit-s/2", "linear", name, "2"] for name in ("float32", "bf16")]
+    for line in lines:
+        ratio, _, low, _, high = line.split()[6:11]
+        assert 0 < float(low) <= float(ratio) <= float(high)
+
+
+def test_shortcut_cost_has_the_ratios_and_parameters_of_each_kind(capsys):
+    from benchmarks.shortcut_cost import main
+
+    main(["--width", "8", "--rounds", "1", "--kinds", "linear", "learnable", "attnres"])
+    *_, linear, learnable, attnres = capsys.readouterr().out.splitlines()
+    assert linear.split("|")[1].strip() == "`linear`"
+    assert [line.split("|")[4].strip() for line in (linear, learnable, attnres)] == ["+0", "+26", "+416"]
