@@ -247,7 +247,7 @@ def gradients(net: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def evaluate(net: nn.Module, network: Network, precision: str) -> dict[str, Tensor]:
-    """Return the states that probes read, the mixing matrix, and images of a denoiser."""
+    """Return the states that probes read and, of a denoiser, images and the mixing matrix."""
     x, y = draw_images(torch.Generator().manual_seed(3))
     inputs = (x,)
     found = {}
@@ -260,7 +260,8 @@ def evaluate(net: nn.Module, network: Network, precision: str) -> dict[str, Tens
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
         for layer, state in enumerate(net.forward_intermediates(*inputs)):
             found[f"layer.{layer}"] = state
-        found["mixing"] = mixing_matrix(net, *inputs)
+        if network.generation is not None:
+            found["mixing"] = mixing_matrix(net, *inputs)
     return found
 
 

@@ -266,3 +266,14 @@ def test_betas_are_compared_as_alphas_are(tmp_path, stored, ours, same_weights):
         task.allowed = []
     with raises_user_error("net.schedule"):
         check(contents, task, "x", trains=True)
+
+
+@pytest.mark.parametrize("schedule", ["learnable", "rezero"])
+def test_a_run_with_learned_weights_resumes(tmp_path, schedule):
+    task = tiny_task(tiny_net(schedule=schedule, alpha_min=1.0))
+    initial = {name: value.clone() for name, value in task.state_dict().items()}
+    fit(tmp_path, max_steps=1, task=task)
+    contents = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
+    learned = f"net.{task.net.shortcuts.learned}"
+    assert not torch.equal(contents["state_dict"][learned], initial[learned])
+    check(contents, tiny_task(tiny_net(schedule=schedule, alpha_min=1.0)), "x", trains=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from uvit_decay.checkpoint.detect import KEY
 from uvit_decay.checkpoint.io import ModelCard, TrainingContents, check_ours
@@ -52,7 +52,7 @@ def check(contents: Mapping[str, Any], task: Resumable, where: str, trains: bool
     with explain(f"{where} is damaged, or of another network", *MALFORMED):
         card = ModelCard.from_dict(contents[KEY], where)
         stored = TrainingContents.parse(contents, where)
-        misfit = _find_misfit(stored.state_dict, task.state_dict())
+        misfit = _find_misfit(stored.state_dict, task.state_dict(keep_vars=True))
         _check_settings(_list_changes(stored, card, task), task, where, trains, fits=misfit is None)
         # Lightning compares this version with its own when it loads the file, and fails on other text.
         if not LIGHTNING.fullmatch(contents[VERSION]):
@@ -70,7 +70,7 @@ def check(contents: Mapping[str, Any], task: Resumable, where: str, trains: bool
 
 
 def _find_misfit(stored: Mapping[str, Tensor], ours: Mapping[str, Tensor]) -> str | None:
-    """Return the first difference in names or shapes of weights, or in the values of alphas, betas and scales."""
+    """Return the first difference in names or shapes of weights, or in alphas, betas or scales that are not learned."""
     different = stored.keys() ^ ours.keys()
     if different:
         name = min(different)
@@ -78,7 +78,8 @@ def _find_misfit(stored: Mapping[str, Tensor], ours: Mapping[str, Tensor]) -> st
     for name, value in ours.items():
         if stored[name].shape != value.shape:
             return f"{name} has shape {tuple(stored[name].shape)}, not {tuple(value.shape)}"
-        if name.endswith((".alphas", ".betas", ".scales")) and not torch.equal(stored[name], value.cpu()):
+        fixed = name.endswith((".alphas", ".betas", ".scales")) and not isinstance(value, nn.Parameter)
+        if fixed and not torch.equal(stored[name], value.cpu()):
             return f"{name} has other values"
     return None
 
