@@ -105,9 +105,3 @@ def test_sampling_waits_for_the_device_once_at_the_end_of_a_batch(name):
         images = samples.images(range(2))
     assert (images.device, images.shape, images.dtype) == (META, (2, 1, 8, 8), torch.uint8)
     assert waits.found == ["pictures.py to_uint8: reads a number"]
-
-
-def test_adaptive_steps_need_numbers_on_the_host():
-    assert SAMPLERS["dopri5"].evaluations is None
-    with pytest.raises(RuntimeError, match="[Mm]eta"):
-        away(sampler="dopri5").images([0])

@@ -53,13 +53,6 @@ def test_the_api_has_a_page_for_each_subpackage_with_public_names():
     assert set(listed) == {package for package in SUBPACKAGES if import_module(f"uvit_decay.{package}").__all__}
 
 
-def test_load_gives_the_network_and_its_card():
-    loaded = uvit_decay.load(ROOT / "checkpoints" / "digits.safetensors")
-    assert isinstance(loaded.net, uvit_decay.UViT)
-    assert loaded.card.weights == "ema"
-    assert loaded.card.net.class_path == "uvit_decay.nn.uvit.UViT"
-
-
 @pytest.mark.parametrize("form", ["UViT", "uvit_decay.UViT", "uvit_decay.nn.UViT"])
 def test_configurations_have_the_paths_that_they_always_had(form, tmp_path, monkeypatch, capsys):
     flags = [f"--model.net={form}", "--model.path=VP", "--trainer.callbacks+=EMA"]

@@ -242,10 +242,8 @@ def test_sampling_is_built_again_from_a_checkpoint_s_description(sampling):
     [
         ("labels[1]", [0, 1], [0, 1.5], 0),
         ("labels[0]", [0, 1], torch.tensor([9, 0]), 0),
-        ("labels[0]", [0, 1], torch.eye(2), 0),
         ("labels", [0, 1], [0], 0),
         ("indices[1]", [0, -1], [0, 1], 0),
-        ("indices[0]", np.array([0.5]), [0], 0),
         ("seed", [0], [0], -1),
     ],
 )

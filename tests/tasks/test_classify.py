@@ -141,17 +141,6 @@ def test_pieces_of_a_batch_train_the_same_network(tmp_path):
         torch.testing.assert_close(runs[1][name], value, rtol=0, atol=2e-5)
 
 
-def test_a_probe_does_not_go_on_as_fine_tuning(tmp_path):
-    probe = linear_probe(optim=fine_tuning().optim)
-    probe.settings = {"model.frozen": True, "model.optim.decay_on": "layers", "model.optim.layer_decay": 0.65}
-    fit(tmp_path / "probe", max_steps=2, task=probe)
-    tuned = ClassifyTask(small_vit(batch_norm=True), optim=probe.optim)
-    tuned.settings = {**probe.settings, "model.frozen": False}
-    trainer, path = tiny_trainer(tmp_path / "tuned", max_steps=3), tmp_path / "probe" / "checkpoints" / "last.ckpt"
-    with raises_user_error("model.frozen True", "False", "--model.frozen true"):
-        trainer.fit(tuned, Digits(32), ckpt_path=path)
-
-
 def test_a_frozen_encoder_stays_frozen_after_a_callback_that_evaluates(tmp_path):
     evaluate = LambdaCallback(on_train_batch_end=lambda trainer, task, *_: (task.net.eval(), task.net.train()))
     a = fit(tmp_path / "a", max_steps=4, task=linear_probe())

@@ -79,15 +79,13 @@ def test_positions_of_another_size_are_interpolated_as_published(mae, size):
     [
         (lambda: small_vit(alpha_min=1.0), ("net.alpha_min 0.7", "1.0", "--model.net.alpha_min 0.7")),
         (lambda: small_vit(qk_norm=True), ("net.qk_norm False", "True", "--model.net.qk_norm false")),
-        (lambda: small_vit(norm_type="rms"), ("net.norm_type layer", "rms", "--model.net.norm_type layer")),
-        (lambda: small_vit(patch_size=4), ("net.patch_size 2", 4)),
         (
             lambda: small_vit(dim=32, depth=4),
             ("net.dim 16", "--model.net.dim 16", "net.depth 2", "--model.net.depth 2"),
         ),
         (lambda: ResNet(8, 1, width=8, depth=8, num_classes=10, pixels="unit"), ("MAE", "ResNet")),
     ],
-    ids=["alphas", "qk_norm", "norm_type", "patches", "two", "class"],
+    ids=["alphas", "qk_norm", "two", "class"],
 )
 def test_an_encoder_of_another_architecture_is_refused_with_the_flag(mae, net, message):
     with raises_user_error(message):

@@ -188,32 +188,17 @@ def adapt(net: nn.Module, stored: StoredModel, function: Mapping[str, Any], data
     # 2. All other tensors are taken by name; names that the file lacks stay new, such as the decoder of an MAE.
     taken = {name: state[name] for name in own if state.get(name) is not None}
     net.load_state_dict(taken, strict=False)
-    new = [name for name in own if name not in (*taken, *notes, *NAMES)]
-    left_out = {name.partition(".")[0] for name in stored.state.keys() - own.keys()}
-    summary = _describe(stored, len(taken), notes, new, sorted(left_out))
-    return [*stored.notes, *_warn_of_other_training(stored, function, data), summary]
-
-
-def _describe(
-    stored: StoredModel, taken: int, notes: Mapping[str, str], new: Sequence[str], left_out: Sequence[str]
-) -> str:
-    """Return the line that says which weights were taken from a file.
-
-    Args:
-        stored: the file.
-        taken: number of tensors that were taken.
-        notes: changes of tensors, by name.
-        new: names of tensors that keep their initial values.
-        left_out: parts of the file that were not used.
-    """
+    # 3. One line says what was taken.
     card = stored.card
     kind = card.net.class_path.rpartition(".")[2]
-    parts = [f"{taken} tensors from {stored.where} ({kind}, {card.weights} weights of step {card.step})"]
+    parts = [f"{len(taken)} tensors from {stored.where} ({kind}, {card.weights} weights of step {card.step})"]
     parts += [f"{name} {note}" for name, note in notes.items()]
+    new = [name for name in own if name not in (*taken, *notes, *NAMES)]
     parts.append(f"new: {', '.join(new) or 'nothing'}")
+    left_out = {name.partition(".")[0] for name in stored.state.keys() - own.keys()}
     if left_out:
-        parts.append(f"left out: {', '.join(left_out)}")
-    return "; ".join(parts)
+        parts.append(f"left out: {', '.join(sorted(left_out))}")
+    return [*stored.notes, *_warn_of_other_training(stored, function, data), "; ".join(parts)]
 
 
 def _find_data_layers(net: nn.Module, state: Mapping[str, Tensor]) -> DataLayers:

@@ -82,7 +82,11 @@ def test_output_and_states_are_of_one_forward_pass(make):
     assert [torch.equal(*pair) for pair in zip(states, (expected[0], expected[2]), strict=True)] == [True, True]
 
 
-def test_states_of_an_mae_are_those_of_visible_tokens():
+def test_states_of_an_mae_are_those_of_visible_tokens_and_have_no_times(tmp_path):
+    loss = Aligned(["blocks.1"])
+    steps = train_logged(tmp_path, mae_task(auxiliary=[loss]))
+    assert (loss.seen[0][2], loss.num_prefix_tokens) == (None, 1)
+    assert all("train/aux/aligned" in values for values in steps)
     net, noise = small_mae().eval(), torch.rand(2, 16)
     output, states = net(torch.randn(2, 1, 8, 8), noise, 0.75, layers=(1,))
     assert [value.shape for value in output] == [(2, 16, 4), (2, 16)]
@@ -100,14 +104,6 @@ def test_a_loss_sees_its_layers_the_images_and_the_times_and_its_projector_learn
     assert batch.images.shape == (32, 1, 8, 8)
     assert times.shape == (32,)
     assert not torch.equal(loss.projector.weight, before)
-
-
-def test_times_of_an_mae_are_none(tmp_path):
-    loss = Aligned(["blocks.1"])
-    steps = train_logged(tmp_path, mae_task(auxiliary=[loss]))
-    assert loss.seen[0][2] is None
-    assert loss.num_prefix_tokens == 1
-    assert all("train/aux/aligned" in values for values in steps)
 
 
 def test_the_loss_of_a_step_is_the_weighted_sum_and_each_is_logged_alone(tmp_path):

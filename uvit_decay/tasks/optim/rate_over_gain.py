@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -67,19 +67,12 @@ def rate_factors(net: nn.Module, power: int) -> RateFactors:
     return factors
 
 
-@dataclass(frozen=True)
-class ScaledRows:
-    """Rows of a parameter whose steps are multiplied.
+class ScaledRows(NamedTuple):
+    """Rows of a parameter whose steps are multiplied."""
 
-    Args:
-        parameter: the parameter, which may be sharded.
-        indices: int64 (n,), indices of the rows in this rank's part.
-        factors: (n,), their factors in the dtype of the parameter.
-    """
-
-    parameter: Tensor
-    indices: Tensor
-    factors: Tensor
+    parameter: Tensor  # may be sharded
+    indices: Tensor  # of the rows in this rank's part, int64 (n,)
+    factors: Tensor  # (n,) in the dtype of the parameter
 
 
 class RowSteps:
