@@ -9,7 +9,7 @@ import os
 import runpy
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import jaxtyping
@@ -280,18 +280,6 @@ def sample(monkeypatch, folder, *args):
 def pixels(path: Path) -> np.ndarray:
     """Return the images of an .npz."""
     return np.load(path)["arr_0"]
-
-
-def refused(capsys: pytest.CaptureFixture, command: Callable[..., None], *args: object) -> str:
-    """Return the line with which a command refuses what its user wants."""
-    with pytest.raises(SystemExit) as stop:
-        command(*args)
-    assert stop.value.code == 2
-    error = capsys.readouterr().err
-    assert "Traceback" not in error
-    lines = error.strip().splitlines()
-    assert [line for line in lines if line.startswith("error: ")] == lines[-1:]
-    return lines[-1]
 
 
 def trained_once(patch: pytest.MonkeyPatch) -> None:

@@ -5,10 +5,10 @@ import hashlib
 import numpy as np
 import pytest
 import yaml
-from conftest import ROOT, pixels, refused, sample
+from conftest import ROOT, pixels, sample
 from official_files import change_training
 from PIL import Image
-from refusals import find_line
+from refusals import find_line, refused
 
 
 def test_the_page_of_models_shows_what_the_bundled_checkpoint_makes(tmp_path, monkeypatch):

@@ -8,8 +8,8 @@ from typing import get_args, get_type_hints
 
 import pytest
 import yaml
-from conftest import ROOT, refused, train
-from refusals import find_line
+from conftest import ROOT, train
+from refusals import find_line, refused
 
 import uvit_decay
 from uvit_decay.__main__ import COMMANDS, main

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from conftest import pixels, refused, sample, tiny_net, tiny_task, tiny_trainer
+from conftest import pixels, sample, tiny_net, tiny_task, tiny_trainer
 from hub_folders import write_denoiser
-from refusals import find_line
+from refusals import find_line, refused
 
 from uvit_decay.data import Digits
 from uvit_decay.diffusion.noise_path import Linear

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from conftest import digits_config, pixels, refused, same, sample, train
+from conftest import digits_config, pixels, same, sample, train
 from evaluations import evaluate
 from hub_folders import own_modules  # noqa: F401
-from refusals import find_line
+from refusals import find_line, refused
 from small_programs import skip_unless_tried
 from small_teacher import save_teacher
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import pixels, refused, same, sample, tiny_net, tiny_task, tiny_trainer
+from conftest import pixels, same, sample, tiny_net, tiny_task, tiny_trainer
 from evaluations import evaluate
 from hub_folders import write_denoiser
-from refusals import find_line
+from refusals import find_line, refused
 
 from uvit_decay.callbacks import EMA, LastCheckpoint
 from uvit_decay.checkpoint import load

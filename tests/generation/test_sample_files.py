@@ -5,10 +5,10 @@ import shutil
 
 import numpy as np
 import pytest
-from conftest import pixels, refused, sample, save_tiny_vae
+from conftest import pixels, sample, save_tiny_vae
 from hub_folders import write_latent_sit
 from PIL import Image
-from refusals import find_line, raises_user_error
+from refusals import find_line, raises_user_error, refused
 
 from uvit_decay.files.writing import claim_paths
 from uvit_decay.generation.files import find_missing

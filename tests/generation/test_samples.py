@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, refused, sample
+from conftest import ROOT, sample
 from PIL import Image
-from refusals import find_line, raises_user_error
+from refusals import find_line, raises_user_error, refused
 
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.evaluation.image_sources import GeneratedImages

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import refused, same, state, tiny_task, tiny_trainer, train
+from conftest import same, state, tiny_task, tiny_trainer, train
 from gloo import on_two_processes
 from lightning.pytorch.loggers import CSVLogger
-from refusals import find_line
+from refusals import find_line, refused
 from runs import StopAt
 
 from uvit_decay.callbacks import BestCheckpoint, LastCheckpoint

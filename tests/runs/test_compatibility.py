@@ -5,11 +5,11 @@ import functools
 
 import pytest
 import torch
-from conftest import leaves, refused, same, tiny_net, tiny_task, tiny_trainer, train
+from conftest import leaves, same, tiny_net, tiny_task, tiny_trainer, train
 from image_noise import tree, turn, write_zip
 from lightning.pytorch.loggers import CSVLogger
 from official_files import change_training
-from refusals import find_line, raises_user_error
+from refusals import find_line, raises_user_error, refused
 from runs import StopAt, fit
 from small_mae import mae_task
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from conftest import ROOT, refused, tiny_task, tiny_trainer, train
+from conftest import ROOT, tiny_task, tiny_trainer, train
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger
-from refusals import find_line, raises_user_error
+from refusals import find_line, raises_user_error, refused
 
 from uvit_decay.callbacks import RunLogger
 from uvit_decay.callbacks.periodic import record

@@ -9,9 +9,9 @@ from subprocess import PIPE
 
 import pytest
 import torch
-from conftest import refused, train
+from conftest import train
 from lightning.pytorch.loggers import WandbLogger
-from refusals import find_line
+from refusals import find_line, refused
 from small_training import rows
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -3,8 +3,8 @@
 import shutil
 
 import pytest
-from conftest import refused, tiny_net, tiny_task, tiny_trainer, train
-from refusals import find_line, raises_user_error
+from conftest import tiny_net, tiny_task, tiny_trainer, train
+from refusals import find_line, raises_user_error, refused
 
 from uvit_decay.data import Images
 from uvit_decay.runs.settings import (

@@ -1,6 +1,6 @@
 """Small evaluations, as a user starts them."""
 
-import conftest
+import refusals
 import torch
 from conftest import run_script, trained_once
 from sklearn.datasets import load_digits
@@ -15,7 +15,7 @@ def evaluate(monkeypatch, folder, *args):
 
 def refused(monkeypatch, folder, capsys, *args) -> str:
     """Return the line with which the evaluation refuses its input."""
-    return conftest.refused(capsys, evaluate, monkeypatch, folder, *args)
+    return refusals.refused(capsys, evaluate, monkeypatch, folder, *args)
 
 
 def digit_images(count: int, noise: float = 0.0) -> torch.Tensor:

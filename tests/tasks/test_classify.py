@@ -8,7 +8,7 @@ from refusals import find_line, raises_user_error
 from runs import configuration, fit
 from small_vit import batch, fine_tuning, linear_probe, small_vit
 
-from uvit_decay.callbacks import EMA, LastCheckpoint
+from uvit_decay.callbacks import LastCheckpoint
 from uvit_decay.checkpoint import load
 from uvit_decay.data import Digits
 from uvit_decay.nn import ResNet
@@ -157,17 +157,6 @@ def test_a_configuration_trains_and_is_validated_from_the_command_line(tmp_path,
     path = tmp_path / "runs" / "probe" / "version_0" / "checkpoints" / "last.ckpt"
     train(monkeypatch, tmp_path, "validate", config, f"--ckpt_path={path}")
     assert "val/top5" in capsys.readouterr().out
-
-
-def test_an_average_of_the_weights_is_evaluated(tmp_path):
-    task = fine_tuning()
-    trainer = tiny_trainer(tmp_path, EMA(0.9), max_steps=4, **VALIDATION)
-    trainer.fit(task, Digits(32))
-    average = load(tmp_path / "checkpoints" / "last.ckpt", "ema").net
-    images, labels = trainer.datamodule.test[list(range(len(trainer.datamodule.test)))]
-    with torch.no_grad():
-        hits = (average(to_float(images)).argmax(dim=1) == labels).double().mean()
-    assert float(trainer.callback_metrics["val/top1"]) == pytest.approx(float(hits))
 
 
 class MoreLogits(ResNet):

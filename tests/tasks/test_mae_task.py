@@ -3,9 +3,9 @@
 import jaxtyping
 import pytest
 import torch
-from conftest import refused, same, train
+from conftest import same, train
 from lightning.pytorch.callbacks import LambdaCallback
-from refusals import find_line, raises_user_error
+from refusals import find_line, raises_user_error, refused
 from runs import configuration, fit
 from small_mae import mae_task
 

@@ -2,10 +2,10 @@
 
 import pytest
 import yaml
-from conftest import ROOT, refused, train
+from conftest import ROOT, train
 from image_noise import tree
 from jsonargparse import Namespace
-from refusals import find_line
+from refusals import find_line, refused
 
 from uvit_decay.checkpoint import load
 from uvit_decay.commands.train.complete import (

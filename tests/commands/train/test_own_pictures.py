@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from conftest import ROOT, refused, tiny_task, tiny_trainer, train
+from conftest import ROOT, tiny_task, tiny_trainer, train
 from image_noise import tree
-from refusals import find_line
+from refusals import find_line, refused
 
 from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.checkpoint import load

@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from conftest import refused, train
-from refusals import find_line
+from conftest import train
+from refusals import find_line, refused
 
 from uvit_decay.checkpoint import load
 

@@ -4,10 +4,10 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import refused, same, tiny_net, tiny_task, tiny_trainer, train
+from conftest import same, tiny_net, tiny_task, tiny_trainer, train
 from gloo import on_two_processes
 from lightning.pytorch import Callback
-from refusals import find_line
+from refusals import find_line, refused
 from runs import StopAt, fit
 from small_mae import mae_task, small_mae
 from torch import nn
