@@ -82,7 +82,7 @@ def test_guidance_and_classes_on_an_unconditional_checkpoint_are_refused(tmp_pat
     tiny_trainer(tmp_path, max_steps=1).fit(tiny_task(tiny_net(num_classes=0)), Digits(32))
     ckpt = tmp_path / "checkpoints" / "last.ckpt"
     for args, message in (
-        (["--guidance", "2"], ("unconditional", "guidance")),
+        (["--guidance", "2"], ("class-conditional", "guidance")),
         (["--classes", "1"], "--classes"),
         (["--labels", "random"], "--labels"),
     ):

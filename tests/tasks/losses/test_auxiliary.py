@@ -200,13 +200,6 @@ def test_a_resumed_run_is_the_run_that_was_not_stopped_and_its_checkpoint_is_rea
         fit(tmp_path / "without", max_steps=6, task=make(), ckpt_path=kept)
 
 
-def test_settings_without_a_class_are_refused_before_training(tmp_path, monkeypatch, capsys):
-    (tmp_path / "entry.yaml").write_text("model: {init_args: {auxiliary: [{weight: 0.5}]}}")
-    for flag in ("--model.auxiliary.weight=0.5", "--model.auxiliary+=AuxiliaryLoss", "--config=entry.yaml"):
-        line = refused(capsys, train, monkeypatch, tmp_path, "fit", "--config=digits", flag)
-        find_line(line, "--model.auxiliary", "LayerSync")
-
-
 def rank_of_two(folder, rank):
     kinds = {"ddp": "ddp", "fsdp": Sharded()}
     return {
