@@ -125,8 +125,8 @@ def test_an_evaluation_loader_starts_anew_and_keeps_the_order():
 @pytest.mark.parametrize(
     ("batch_size", "ranks", "limit", "message"),
     [
-        (12, 5, None, "5 devices"),
-        (51, 1, None, "50 images"),
+        (12, 5, None, ("`batch_size`", "5 devices")),
+        (51, 1, None, ("`batch_size`", "50 images")),
         (0, 1, None, ("batch of 0", "1 devices")),
     ],
 )

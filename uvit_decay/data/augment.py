@@ -67,7 +67,7 @@ class Augment:
     def __post_init__(self) -> None:
         if self.rand_augment is not None and not _RAND_AUGMENT.fullmatch(self.rand_augment):
             example = "give a name of timm, such as rand-m9-mstd0.5-inc1"
-            raise UserError(f"rand_augment {self.rand_augment!r} is not a RandAugment of timm; {example}")
+            raise UserError(f"{self.rand_augment!r} is not a RandAugment of timm; {example}", argument="rand_augment")
 
     def draws(self, seed: int, rows: Tensor) -> list[AugmentDraw]:
         """Return the random numbers of the images at these rows, int64 (b,) on the CPU."""

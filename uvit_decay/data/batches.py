@@ -161,9 +161,11 @@ class StepSampler(DistributedSampler):
         if batch_size < 1:
             raise UserError(f"a global batch of {batch_size} of {size} images is too small for {ranks} devices")
         if batch_size % ranks:
-            raise UserError(f"the global batch size {batch_size} is not divisible by {ranks} devices")
+            raise UserError(f"{batch_size} is not divisible by {ranks} devices", argument="batch_size")
         if batch_size > size and not fill:
-            raise UserError(f"the global batch size {batch_size} is larger than the {size} images of the set; lower it")
+            raise UserError(
+                f"{batch_size} is larger than the {size} images of the set; lower it", argument="batch_size"
+            )
         self.size = size
         self.batch_size = batch_size
         self.start = 0
