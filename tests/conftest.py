@@ -32,7 +32,7 @@ from uvit_decay.data.named import SETS
 from uvit_decay.decay import SHORTCUTS
 from uvit_decay.diffusion.samplers import SAMPLERS
 from uvit_decay.diffusion.sampling import Sampling
-from uvit_decay.encoders import SmallClassifier, small_classifier
+from uvit_decay.encoders import small_classifier
 from uvit_decay.encoders.table import EXTRACTORS
 from uvit_decay.evaluation.metric_table import METRICS
 from uvit_decay.nn import MAE, ResNet, SiT, UViT, ViT
@@ -284,16 +284,16 @@ def pixels(path: Path) -> np.ndarray:
 
 def trained_once(patch: pytest.MonkeyPatch) -> None:
     """Train the small classifier once on the same images for all evaluations in this process, for one cycle."""
-    train = SmallClassifier._train
+    train = small_classifier._train
 
-    def remembered(self, images, labels):
+    def remembered(images, labels):
         key = images.numpy().tobytes(), labels.numpy().tobytes()
         if key not in CLASSIFIERS:
-            CLASSIFIERS[key] = train(self, images, labels)
+            CLASSIFIERS[key] = train(images, labels)
         return copy.deepcopy(CLASSIFIERS[key])
 
     patch.setattr(small_classifier, "CYCLES", 1)
-    patch.setattr(SmallClassifier, "_train", remembered)
+    patch.setattr(small_classifier, "_train", remembered)
 
 
 @pytest.fixture(scope="session")

@@ -41,8 +41,8 @@ UNCHECKED = """
     generation.LoadingOptions hub.DecayPipeline hub.DecayedDenoiser hub.SiTDenoiser hub.UViTDenoiser
     latents.Autoencoder nn.Layer nn.check_attributes nn.states_of
     representations.Cells representations.Classifying representations.Grid representations.GridProtocol
-    representations.NoiseTable representations.Outcome representations.PointProtocol representations.Prober
-    representations.Protocol representations.TokenReader representations.measure_noise_share
+    representations.LayerTable representations.NoiseTable representations.Outcome representations.PointProtocol
+    representations.Prober representations.Protocol representations.TokenReader representations.measure_noise_share
     runs.Measurement runs.guard runtime.Processes tasks.Task terminal.RunEnded terminal.UserError
 """  # they take objects that the package has made, or a wrong argument fails at once
 UNCHECKED_IN_LOOPS = "decay.decayed_add diffusion.diffusion_loss nn.pooled nn.timestep_embedding"

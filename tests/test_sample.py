@@ -23,9 +23,8 @@ def test_the_page_of_models_shows_what_the_bundled_checkpoint_makes(tmp_path, mo
         (["--out", "b.jpg"], (".png", ".npz", "folder")),
         (["--out", "full"], ("full", "empty")),
         (["--num", "10001"], ("grid", 10000)),
-        (["--device", "nowhere"], "--device nowhere"),
         (["--device", "hpu"], "--device hpu"),  # whose package is not installed
-        (["--out", "/proc/no/where.png"], "/proc/no/where.png"),
+        (["--sampling-protocol", "sit"], ("protocol sit", "Linear", "GVP", "VP")),
         (["--ckpt", "missing.ckpt"], ("missing.ckpt", "exist")),
         (["--vae", "somewhere"], "pixels"),
     ],

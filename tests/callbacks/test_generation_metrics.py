@@ -50,7 +50,7 @@ def test_the_cheap_metric_is_chosen_by_its_name_and_measured_after_an_epoch(tmp_
     assert (line.metadata["mind_projections"], line.metadata["mind_scale"]) == (1024, "3 d")
     with raises_user_error("fd,fid,fdd,is,kid,kdd,prc,sfid,mind", "best"):
         GenerationMetrics(SmallClassifier(), metrics=["best"])
-    with raises_user_error("--metrics fdd", "small-cnn", "fd,is,kid,prc,mind"):
+    with raises_user_error("`metrics`", "fdd", "small-cnn", "fd,is,kid,prc,mind"):
         GenerationMetrics(SmallClassifier(), metrics=["fdd"])
 
 

@@ -4,8 +4,6 @@ from typing import get_args
 
 import pytest
 from conftest import ROOT
-from evaluations import refused
-from refusals import find_line
 
 from uvit_decay.encoders import DINOv2, Inception, SmallClassifier
 from uvit_decay.encoders.resize import DINOv2Protocol, Protocol
@@ -22,9 +20,11 @@ def test_a_protocol_alone_is_enough(name):
     assert with_both.name == extractor.name
 
 
-def test_the_table_has_the_protocols_of_the_extractors_and_the_page_has_the_table():
+def test_the_table_has_the_protocols_of_the_extractors_and_help_and_page_have_the_table():
     assert list(RESIZINGS) == [*get_args(Protocol), *get_args(DINOv2Protocol)]
     assert set(RESIZINGS.values()) < set(EXTRACTORS)
+    for names in (RESIZINGS, EXTRACTORS):
+        assert ", ".join(names) in FeatureOptions.__doc__
     page = (ROOT / "docs" / "evaluation.md").read_text()
     assert all(f"| `{name}` | {features} |" in page for name, features in RESIZINGS.items())
 
@@ -36,17 +36,3 @@ def test_defaults_are_what_they_were():
     for protocol in (None, "adm"):
         extractor = FeatureOptions(features="digits", protocol=protocol).extractor(spatial=False)
         assert isinstance(extractor, SmallClassifier)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--protocol", "best"], ("pytorch-fid, adm, clean, dinov2-edm2, dinov2-dgm", "best")),
-        (["--features", "dinov2", "--protocol", "adm"], ("adm", "dinov2", "dinov2-edm2")),
-        (["--metrics", "fdd"], ("fdd", "inception-v3-pytorch-fid", "fid,is,kid,prc,mind")),
-        (["--protocol", "dinov2-edm2", "--dinov2-weights", "none.pth"], ("DINOv2", "none.pth")),
-    ],
-)
-def test_what_does_not_fit_is_one_line(options, message, tmp_path, monkeypatch, capsys):
-    sides = ["--samples", "digits:test", "--reference", "digits:train", *options]
-    find_line(refused(monkeypatch, tmp_path, capsys, "generation", *sides), message)

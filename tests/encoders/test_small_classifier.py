@@ -63,11 +63,7 @@ def test_features_are_float32_rows_of_the_promised_width(classifier, digits):
     parts = torch.cat([classifier(part).features for part in digits[2][:7].split(3)])
     assert torch.allclose(parts, outputs.features, atol=1e-5)
     assert (SmallClassifier().channels, classifier.channels, classifier.widths["logits"]) == (None, 1, 10)
-
-
-def test_channels_are_those_of_the_training(few, short):
-    rgb = (few[0].expand(-1, 3, -1, -1), few[1])
-    assert prepared(rgb)(rgb[0][:4]).features.shape == (4, 64)
+    assert not any(module.training for module in classifier.net.modules())
 
 
 def test_training_is_deterministic_and_leaves_the_global_stream_alone(few, short):
@@ -88,18 +84,9 @@ def test_training_is_deterministic_and_leaves_the_global_stream_alone(few, short
 
 def test_training_says_nothing_of_several_gpus_and_leaves_their_random_states(digits, monkeypatch, recwarn):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)  # without one, `fork_rng()` fails after its warning
-    monkeypatch.setattr(SmallClassifier, "_train", lambda self, *_: (self._network(1, 10, halved=False), 0.5))
+    monkeypatch.setattr(small_classifier, "_train", lambda *_: (small_classifier._build_network(1, 10, False), 0.5))
     prepared(digits)
     assert not [warning for warning in recwarn if "fork" in str(warning.message) or "CUDA" in str(warning.message)]
-
-
-def test_preparing_twice_costs_nothing_and_changes_nothing(classifier, digits):
-    net, before = classifier.net, classifier(digits[2])
-    classifier.prepare(digits[2], digits[3].flip(0), CPU)
-    assert classifier.net is net
-    assert same(classifier(digits[2]), before)
-    assert not any(p.requires_grad for p in net.parameters())
-    assert not any(module.training for module in net.modules())
 
 
 def test_training_ends_when_the_held_out_images_are_classified_no_better(digits, few, monkeypatch):

@@ -53,15 +53,11 @@ def test_an_official_mae_loads_without_its_decoder(tmp_path):
     assert all(torch.equal(loaded[name], value) for name, value in state.items())
 
 
-def test_what_is_no_vision_transformer_is_one_line(file, tmp_path):
-    with raises_user_error("vit_nothing"):
-        timm_vit("vit_nothing")
-    with raises_user_error("resnet18", "ResNet", "VisionTransformer"):
-        timm_vit("resnet18", file)
-    with raises_user_error("vit_tiny_patch16_224"):
-        timm_vit("vit_tiny_patch16_224", file)
-    with raises_user_error(tmp_path / "nothing.pth", "exist"):
-        timm_vit(NAME, tmp_path / "nothing.pth")
+@pytest.mark.parametrize("name", ["vit_nothing", "vit_tiny_patch16_224.nothing", "vit_tiny_patch16_224", "resnet18"])
+def test_a_name_without_such_a_model_or_its_weights_is_one_line(name, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # in place of minutes of attempts
+    with raises_user_error(f"timm {name}"):
+        timm_vit(name)
 
 
 @pytest.mark.parametrize(
@@ -69,9 +65,7 @@ def test_what_is_no_vision_transformer_is_one_line(file, tmp_path):
     [
         ({"norm.weight": None}, ("norm.weight", "uvit-decay import")),
         ({"norm.bias": torch.zeros(64, dtype=torch.int64)}, ("norm.bias", "torch.int64")),
-        ({"pos_embed": torch.zeros(1, 0, 64)}, ""),
         ({"register_tokens": torch.zeros(1, 4, 64)}, ("register", 4, 0)),
-        ({"register_tokens": torch.zeros(4)}, ""),
     ],
 )
 def test_weights_that_do_not_fit_are_not_cast(tmp_path, change, message):
@@ -79,14 +73,6 @@ def test_weights_that_do_not_fit_are_not_cast(tmp_path, change, message):
     torch.save({name: value for name, value in state.items() if value is not None}, tmp_path / "cast.pth")
     with raises_user_error("cast.pth", "test_vit", message):
         timm_vit(NAME, tmp_path / "cast.pth")
-
-
-def test_weights_that_cannot_be_fetched_and_tags_that_are_not_there_are_one_line(monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # in place of minutes of attempts
-    with raises_user_error("vit_tiny_patch16_224", "=FILE"):
-        timm_vit("vit_tiny_patch16_224")
-    with raises_user_error("vit_tiny_patch16_224", "nothing"):
-        timm_vit("vit_tiny_patch16_224.nothing")
 
 
 def test_a_timm_model_is_probed(file, image_dir, tmp_path, monkeypatch, capsys):
@@ -106,6 +92,5 @@ def test_a_timm_model_is_probed(file, image_dir, tmp_path, monkeypatch, capsys):
 def test_options_that_a_timm_model_does_not_have_are_refused(file, image_dir, tmp_path, monkeypatch, capsys):
     ckpt = ["--ckpt", f"timm:{NAME}={file}"]
     data = ["--data", image_dir, "--test", image_dir]
-    find_line(refused(monkeypatch, tmp_path, capsys, "classify", *ckpt, *data, "--time", 0.1), "--time")
     find_line(refused(monkeypatch, tmp_path, capsys, "classify", *ckpt, *data, "--weights", "ema"), "--weights")
     find_line(refused(monkeypatch, tmp_path, capsys, "probe", *ckpt), "--data")

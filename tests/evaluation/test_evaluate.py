@@ -127,29 +127,28 @@ def test_several_processes_find_what_one_finds(programs, trained, tmp_path, monk
     assert values(tmp_path, "many.json") == pytest.approx(values(tmp_path, "one.json"), rel=1e-9)
 
 
+TEST = ["--samples", "digits:test"]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--samples", "nowhere", *DIGITS], "nowhere"),
-        (["--samples", "digits:test", "--reference", "digits:train"], "Inception"),
-        (["--samples", "few.npz", *DIGITS], ("few", 40, "fd", 65)),
-        (["--samples", "one.npz", *DIGITS, "--metrics", "kid"], ("one", 1, 2)),
-        (["--samples", "digits:test", *DIGITS, "--metrics", "sfid"], ("sfid", "spatial", "small-cnn")),
-        (["--samples", "digits:test", *DIGITS[2:], "--reference", "recorded.npz"], "inception-v3-adm"),
-        (
-            ["--samples", "digits:test", *DIGITS[2:], "--reference", "plain.npz", "--metrics", "kid"],
-            ("kid", "statistics"),
-        ),
+        ([*TEST, "--reference", "digits:train"], "Inception"),
+        (["--samples", "few.npz", *DIGITS], ("few", 40, "fd", 65, "--allow-few")),
+        ([*TEST, *DIGITS, "--metrics", "sfid"], ("--metrics", "sfid", "spatial", "small-cnn")),
+        ([*TEST, *DIGITS[2:], "--reference", "recorded.npz"], "inception-v3-adm"),
+        ([*TEST, *DIGITS[2:], "--reference", "plain.npz", "--metrics", "kid"], ("kid", "statistics")),
         (DIGITS, ("--samples", "--ckpt")),
-        (["--samples", "digits:test", *DIGITS, "--guidance", "3"], ("--guidance", "--ckpt")),
+        ([*TEST, *DIGITS, "--guidance", "3"], ("--guidance", "--ckpt")),
+        ([*TEST, *DIGITS[:2], "--features", "dinov2", "--protocol", "adm"], ("--protocol", "adm", "dinov2-edm2")),
+        ([*TEST, *DIGITS[:2], "--protocol", "best"], ("--protocol", "dinov2-edm2, dinov2-dgm", "best")),
     ],
 )
 def test_what_cannot_be_is_one_line(tmp_path, monkeypatch, capsys, options, message):
     monkeypatch.setattr("torch.hub._hub_dir", str(tmp_path / "hub"))
     monkeypatch.setattr("urllib.request.urlopen", no_network)
-    few = digit_images(40)
-    save_npz(tmp_path / "few.npz", [few], 40)
-    save_npz(tmp_path / "one.npz", [few[:1]], 1)
+    save_npz(tmp_path / "few.npz", [digit_images(40)], 40)
     np.savez(tmp_path / "plain.npz", mu=np.zeros(64), sigma=np.eye(64))
     about = np.array(json.dumps({"extractor": "inception-v3-adm-6726825d0123", "n": 9}))
     np.savez(tmp_path / "recorded.npz", mu=np.zeros(64), sigma=np.eye(64), about=about)
@@ -161,9 +160,8 @@ def test_what_cannot_be_is_one_line(tmp_path, monkeypatch, capsys, options, mess
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["generation", "--samples", "digits:test", *DIGITS, "--out", "report.html"], ".json"),
+        (["generation", *TEST, *DIGITS, "--out", "report.html"], ".json"),
         (["generation", "--ckpt", "c.ckpt", *DIGITS, "--save-samples", "s"], ".npz"),
-        (["statistics", "digits:test", "--features", "digits", "--out", "stats"], ".npz"),
         (
             ["statistics", "digits:test", "--features", "digits", "--out", "s.npz", "--spatial"],
             ("--spatial", "Inception"),

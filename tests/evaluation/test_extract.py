@@ -80,15 +80,6 @@ def test_parts_are_consecutive_and_small_sets_have_work_for_many_processes(count
     assert len(parts) >= min(count, 12)
 
 
-@pytest.mark.parametrize("batch_size", [1, 64, 1000])
-def test_a_part_of_a_large_set_has_256_images_for_every_batch_size(batch_size):
-    parts = split_into_parts(50_000)
-    assert {len(part) for part in parts[:-1]} == {256}
-    extraction = Extraction(Pixels(), CPU, batch_size)
-    assert [i for batch in extraction._split_into_batches(parts[1]) for i in batch] == list(range(256, 512))
-    assert len(extraction._split_into_batches(parts[1])) == -(-256 // batch_size)
-
-
 def test_a_store_keeps_the_tensors_that_it_was_made_for(tmp_path):
     extracted(Numbers(50, False), tmp_path / "store", keep=("features",))
     with pytest.raises(UserError, match="store"):  # it has no images

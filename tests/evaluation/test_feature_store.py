@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 from refusals import raises_user_error
-from safetensors.torch import save
 
 from uvit_decay.evaluation.feature_store import FeatureStore
 from uvit_decay.metrics.frechet import Moments
@@ -42,25 +41,8 @@ def test_what_is_there_is_used_again(store, features):
 
 @pytest.mark.parametrize(("about", "parts"), [({"of": "another"}, PARTS), ({"of": "something"}, [range(0, 10)])])
 def test_features_of_something_else_are_refused(store, about, parts):
-    with raises_user_error(store.folder, "--out"):
+    with raises_user_error(store.folder, "`out`"):
         FeatureStore(store.folder, about, parts).open()
-
-
-def test_features_of_files_that_have_changed_make_room(tmp_path, features, capsys):
-    def described(**state):
-        return {"images": {"path": "/images", "shape": [3, 8, 8], **state}, "keep": ["features"]}
-
-    store = FeatureStore(tmp_path / "features", described(files="before"), PARTS)
-    store.open()
-    store.add(PARTS[0], {"features": features[:4]})
-    changed = FeatureStore(store.folder, described(files="after"), PARTS[:2])
-    assert changed.open() == PARTS[:2]
-    assert str(store.folder) in capsys.readouterr().err
-    assert changed.open() == PARTS[:2]
-    other = described(files="after")
-    other["images"]["path"] = "/others"
-    with raises_user_error(store.folder, "--out"):
-        FeatureStore(store.folder, other, PARTS[:2]).open()
 
 
 def test_a_folder_of_other_things_is_left_alone(tmp_path):
@@ -68,14 +50,6 @@ def test_a_folder_of_other_things_is_left_alone(tmp_path):
     with raises_user_error(tmp_path):
         FeatureStore(tmp_path, {}, PARTS).open()
     assert (tmp_path / "thesis.tex").read_text() == "all of it"
-
-
-def test_a_damaged_part_is_said_and_extracted_again(store):
-    damaged = store.folder / "000000000.safetensors"
-    damaged.write_bytes(damaged.read_bytes()[:40])
-    with raises_user_error("000000000.safetensors", "truncated"):
-        store.tensor("features")
-    assert store.open() == PARTS[:2]
 
 
 @pytest.fixture
@@ -91,7 +65,7 @@ def again(store):
 DAMAGE = {
     "swapped": lambda path: path.write_bytes(path.with_name("000000000.safetensors").read_bytes()),
     "flipped": lambda path: path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1])),
-    "without checksums": lambda path: path.write_bytes(save({"features": torch.zeros(4, 5)})),
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:40]),
 }
 
 
@@ -108,35 +82,10 @@ def test_a_part_that_is_not_what_was_kept_is_made_anew_with_one_remark(whole, fe
     assert torch.equal(reopened.tensor("features"), features)
 
 
-def test_parts_of_another_store_are_not_taken(whole, features, tmp_path):
-    other = FeatureStore(tmp_path / "other", {"of": "another"}, PARTS)
-    other.open()
-    for part in PARTS:
-        other.add(part, {"features": -features[list(part)]})
-    path = whole.folder / "000000000.safetensors"
-    path.write_bytes((other.folder / path.name).read_bytes())
-    assert again(whole).open() == [PARTS[0]]
-
-
-@pytest.mark.parametrize("wrong", [torch.zeros(3, 5), torch.zeros(4), torch.zeros(4, 5).half(), torch.ones(4, 5) / 0])
+@pytest.mark.parametrize("wrong", [torch.zeros(3, 5), torch.zeros(4, 5).half(), torch.ones(4, 5) / 0])
 def test_what_an_extractor_must_not_return_is_one_line(store, wrong):
     with raises_user_error("4 images", "float32"):
         store.add(PARTS[1], {"features": wrong})
-
-
-@pytest.mark.parametrize("content", ["", "[" * 10**5, "\xff"])
-def test_a_description_that_cannot_be_read_is_one_line(whole, content):
-    path = whole.folder / "about.json"
-    path.write_text(content, encoding="latin-1")
-    with raises_user_error(path):
-        again(whole).open()
-
-
-@pytest.mark.parametrize("content", ["3", '"x"', "{}"])
-def test_a_description_of_something_else_is_one_line(whole, content):
-    (whole.folder / "about.json").write_text(content)
-    with raises_user_error(whole.folder, "--out"):
-        again(whole).open()
 
 
 def test_a_removal_that_was_interrupted_is_no_obstacle(whole, monkeypatch):

@@ -8,8 +8,7 @@ from uvit_decay.encoders.extractors import Extractor, Features
 from uvit_decay.evaluation.metric_table import (
     Inputs,
     MetricOptions,
-    collect_values,
-    format_title,
+    name_all_metrics,
     name_metrics,
     summary,
 )
@@ -57,7 +56,7 @@ def test_a_distance_has_the_name_of_its_features(family, names, allowed):
     assert MetricOptions().choose(extractor, 2000) == names
     assert MetricOptions((names[0], "prc")).choose(extractor, 2000) == (names[0], "prc")
     for other in {"fid", "fdd", "fd", "kid", "kdd"} - {*names}:
-        with raises_user_error(f"--metrics {other}", "named", allowed):
+        with raises_user_error("`metrics`", other, "named", allowed):
             MetricOptions((other,)).check_names(extractor)
     inputs = Inputs(Drawn(0), Drawn(1), MetricOptions(kid_subset=20), torch.device("cpu"), extractor)
     named = name_metrics(extractor)
@@ -69,7 +68,7 @@ def test_a_distance_has_the_name_of_its_features(family, names, allowed):
 def test_a_metric_needs_its_output_and_its_reference():
     assert MetricOptions().choose(Named("dinov2"), 2000) == ("fdd", "kdd", "prc")
     assert MetricOptions().choose(Named("dinov2"), 0) == ("fdd",)
-    with raises_user_error("--metrics is", "logits", "named"):
+    with raises_user_error("`metrics`", "is", "logits", "named"):
         MetricOptions(("is",)).check_names(Named("dinov2"))
 
 
@@ -79,18 +78,17 @@ def test_metrics_by_default_that_are_left_out_have_a_reason():
     reasons = options.explain_omissions(Named(), 150)
     assert list(reasons) == ["is", "kid"]
     find_line(reasons["is"], "named", "logits")
-    find_line(reasons["kid"], "150 images", 1000, "--kid-subset 150")
+    find_line(reasons["kid"], "150 images", 1000, "`kid_subset`")
     reasons = options.explain_omissions(Named("dinov2", logits=10), 0)
     assert list(reasons) == ["kdd", "prc"]
     assert all("statistics" in reason for reason in reasons.values())
     assert MetricOptions(("fid",)).explain_omissions(Named(), 0) == {}
 
 
-def test_titles_name_features_that_have_no_distance_of_their_own():
-    titles = {name: collect_values()[name].title for name in ("fid", "fdd", "kid", "kdd")}
-    assert titles == {"fid": "FID", "fdd": "FDD", "kid": "KID", "kdd": "KDD"}
-    assert format_title("fd", "FD", "small-cnn-0123456789ab") == "FD (small-cnn)"
-    assert format_title("fid", "FID", "inception-v3-adm-0123456789ab") == "FID"
+def test_the_help_names_the_metrics():
+    named = name_all_metrics()
+    assert f"some of {','.join(named)}; default" in MetricOptions.__doc__
+    assert [name for name, metric in named.items() if not metric.by_default] == ["sfid", "mind"]
 
 
 def test_values_in_a_line_have_titles_and_their_spread():

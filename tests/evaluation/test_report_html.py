@@ -7,7 +7,6 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
-import pytest
 import torch
 from PIL import Image
 
@@ -24,16 +23,8 @@ NEIGHBOURS = Neighbours(
 )
 REPORT = Report(
     title="Digits, step 2000",
-    metrics={
-        "mind": float("nan"),
-        "fid": 3.1149,
-        "is": 9.2,
-        "is_std": 0.104,
-        "kid": -0.000123,
-        "precision": 0.71234,
-        "odd one": 12.34567,
-    },
-    protocol={"n": 2500, "samples": 50_000, "guidance": 1.5, "weights": "EMA", "seed": 2020, "cfg": None, "ok": True},
+    metrics={"mind": float("nan"), "is": 9.2, "is_std": 0.104, "kid": -0.000123, "odd one": 12.34567},
+    protocol={"n": 2500, "sampler": {"steps": 25, "guidance": 1.5}, "seed": 2020, "cfg": None, "ok": True},
     remarks=("n = 2,500 is below 10,000: not comparable with published numbers",),
     samples=random_images(12, 3, 8, 8),
     columns=4,
@@ -70,52 +61,42 @@ def written(tmp_path, report):
     return (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
-def without_images(text):
-    return re.sub(r"data:image/png;base64,[A-Za-z0-9+/=]+", "data:", text)
+EMBEDDED = re.compile(r"data:image/png;base64,([A-Za-z0-9+/=]+)")
 
 
 def decoded(text):
-    parts = re.findall(r"data:image/png;base64,([A-Za-z0-9+/=]+)", text)
-    return [Image.open(io.BytesIO(base64.b64decode(part))) for part in parts]
-
-
-def test_each_setting_of_the_protocol_is_a_row(tmp_path):
-    report = replace(REPORT, protocol={"samples": {"sampler": {"steps": 25}, "seed": 3}})
-    write_html(tmp_path / "report.html", report)
-    text = (tmp_path / "report.html").read_text()
-    assert "samples.sampler.steps</th><td>25<" in text
-    assert "samples.seed</th><td>3<" in text
+    return [Image.open(io.BytesIO(base64.b64decode(part))) for part in EMBEDDED.findall(text)]
 
 
 def test_everything_is_there(tmp_path):
-    texts = Page(written(tmp_path, REPORT)).texts
+    text = written(tmp_path, REPORT)
+    assert "sampler.steps</th><td>25<" in text
+    texts = Page(text).texts
     headings = {"Digits, step 2000", *REPORT.remarks, "Samples", "Memorisation", "Coverage of the classes", "Protocol"}
-    metrics = {
-        "3.11",
-        "9.20 ± 0.10",
-        "−0.00012",
-        "0.712",
-        "12.35",
-        "nan",
-        "lower is better",
-        "higher is better",
-    }
-    assert headings | metrics | {"8.25", "25.0 %", "100.0 %", "1.5", "50000", "2020", "None", "True"} <= set(texts)
+    metrics = {"9.20 ± 0.10", "−0.00012", "12.35", "nan", "lower is better", "higher is better"}
+    assert headings | metrics | {"8.25", "25.0 %", "100.0 %", "1.5", "2020", "None", "True"} <= set(texts)
     assert "is_std" not in texts
+    without = Page(written(tmp_path, replace(REPORT, neighbours=None, coverage=None, remarks=()))).texts
+    assert {"Memorisation", "Coverage of the classes", *REPORT.remarks} <= set(texts) - set(without)
 
 
-@pytest.mark.parametrize("key", collect_values())
-def test_every_metric_says_what_it_means(tmp_path, key):
-    report = replace(REPORT, metrics={key: 0.5}, protocol={"extractor": "small-cnn-0123456789ab"})
+def test_every_metric_says_what_it_means(tmp_path):
+    values = collect_values()
+    report = replace(REPORT, metrics=dict.fromkeys(values, 0.5), protocol={"extractor": "small-cnn-0123456789ab"})
     page = " ".join(Page(written(tmp_path, report)).texts)
-    value = collect_values()[key]
-    title = "FD (small-cnn)" if key == "fd" else value.title
-    assert f"{title}  {0.5:.{value.decimals}f}  {value.meaning}; {value.better} is better" in page
+    for key, value in values.items():
+        title = "FD (small-cnn)" if key == "fd" else value.title
+        assert f"{title}  {0.5:.{value.decimals}f}  {value.meaning}; {value.better} is better" in page
 
 
-def test_the_images_are_inside(tmp_path):
+def test_the_images_are_inside_and_nothing_is_outside(tmp_path):
     """A grid, and for each sample itself and its neighbours."""
-    grid, *others = decoded(written(tmp_path, REPORT))
+    text = written(tmp_path, REPORT)
+    assert {value for name, value in Page(EMBEDDED.sub("data:", text)).attributes if name in ("src", "href")} == {
+        "data:"
+    }
+    assert not re.search(r"http|url\(|@import|<script|<link", EMBEDDED.sub("", text))
+    grid, *others = decoded(text)
     assert grid.width > 4 * 64
     assert len(others) == 2 * (1 + 4)
     first = torch.from_numpy(np.array(others[0])).permute(2, 0, 1)
@@ -125,29 +106,12 @@ def test_the_images_are_inside(tmp_path):
     assert [image.size for image in images[1:]] == [(128, 128)] * 3
 
 
-def test_it_needs_nothing_from_outside(tmp_path):
-    text = without_images(written(tmp_path, REPORT))
-    page = Page(text)
-    assert not {"script", "link", "iframe", "object", "a"} & set(page.tags)
-    assert {value for name, value in page.attributes if name in ("src", "href")} == {"data:"}
-    assert "http" not in text
-    assert "url(" not in text
-    assert "@import" not in text
-
-
 HOSTILE = '<script>alert("1")</script>\' onload=x & {{ 7 * 7 }}'
 
 
 def test_names_are_escaped(tmp_path):
-    report = replace(
-        REPORT,
-        title=HOSTILE,
-        class_names=(HOSTILE,) * 4,
-        coverage={HOSTILE: 0.5},
-        remarks=(HOSTILE,),
-        protocol={HOSTILE: HOSTILE},
-        metrics={HOSTILE: 1.0},
-    )
+    texts = {"title": HOSTILE, "class_names": (HOSTILE,) * 4, "coverage": {HOSTILE: 0.5}, "remarks": (HOSTILE,)}
+    report = replace(REPORT, **texts, protocol={HOSTILE: HOSTILE}, metrics={HOSTILE: 1.0})
     page = Page(written(tmp_path, report))
     assert "script" not in page.tags
     assert not [name for name, _ in page.attributes if name.startswith("on")]
@@ -159,21 +123,11 @@ def names(page):
     return [value for name, value in page.attributes if name == "title"]
 
 
-def test_up_to_a_hundred_classes_have_a_bar_each(tmp_path):
+def test_up_to_a_hundred_classes_have_a_bar_each_and_of_a_thousand_both_ends(tmp_path):
     coverage = {f"class {i}": (i * 37 % 99) / 99 for i in range(99)} | {"n01440764": 1.0}
     page = Page(written(tmp_path, replace(REPORT, coverage=coverage)))
     assert names(page)[:99] == sorted(coverage, key=coverage.get)[:99]
     assert names(page)[99] == "n01440764, tench, Tinca tinca"
     assert "tench" in page.texts
-
-
-def test_of_a_thousand_classes_both_ends_are_shown(tmp_path):
     text = written(tmp_path, replace(REPORT, coverage={f"class {i}": i / 999 for i in range(1000)}))
     assert names(Page(text)) == [f"class {i}" for i in [*range(20), *range(999, 979, -1)]]
-    assert len(text) < 2_000_000
-
-
-def test_what_was_not_measured_is_left_out(tmp_path):
-    full = Page(written(tmp_path, REPORT)).texts
-    texts = Page(written(tmp_path, replace(REPORT, neighbours=None, coverage=None, remarks=()))).texts
-    assert {"Memorisation", "Coverage of the classes", *REPORT.remarks} <= set(full) - set(texts)

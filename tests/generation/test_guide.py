@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from conftest import pixels, same, sample, tiny_net, tiny_task, tiny_trainer
-from evaluations import evaluate
 from hub_folders import write_denoiser
 from refusals import find_line, refused
 
@@ -15,6 +14,7 @@ from uvit_decay.checkpoint import load
 from uvit_decay.data import Digits
 from uvit_decay.diffusion.noise_path import VP, Linear
 from uvit_decay.diffusion.sampling import Sampling
+from uvit_decay.evaluation.image_sources import GeneratedImages
 from uvit_decay.generation.options import SamplingOptions
 from uvit_decay.generation.samples import Samples
 
@@ -28,12 +28,6 @@ def checkpoints(tmp_path_factory):
     callbacks = EMA(0.9), LastCheckpoint(every_n_steps=10_000, keep_every_n_steps=6)
     tiny_trainer(folder, *callbacks, max_steps=12).fit(tiny_task(lr=1e-2), Digits(32))
     return folder / "checkpoints"
-
-
-def write(path, net=None, noise_path=None, names=DIGITS):
-    """Write a network that may or may not fit as a guide."""
-    write_denoiser(path, net or tiny_net(), noise_path or VP(), "eps", Sampling("dpm++", 4), names)
-    return path
 
 
 def test_a_guide_changes_the_images_except_at_scale_1(checkpoints, tmp_path, monkeypatch, capsys):
@@ -78,6 +72,9 @@ def test_names_say_the_guide_and_both_networks_are_counted(checkpoints):
     assert samples.name == "ema_dpm++3_w1.5_guide-step_00000006-step6_seed0"
     samples.images(range(2))
     assert samples.nfe == 2 * 3 * 2
+    source = GeneratedImages(samples, 2, 1)
+    assert source.name == "last-step12_ema_dpm++3_w1.5_guide-step_00000006-step6_seed0_nfe3"
+    assert source.metadata()["guide_step"] == 6
     within = replace(samples, sampling=replace(samples.sampling, guidance_interval=(0.9, 1.0)))
     within.images([0])
     assert within.nfe == 3 + 1
@@ -101,18 +98,6 @@ def test_the_card_of_an_interval_is_for_the_null_label(tmp_path):
                                        precision="float32")  # fmt: skip
 
 
-def test_an_evaluation_says_the_guide(checkpoints, tmp_path, monkeypatch):
-    evaluate(monkeypatch, tmp_path, "generation", "--ckpt", checkpoints / "last.ckpt", "--guide-step", 6, "--guidance",
-             2, "--steps", 2, "--num", 80, "--metrics", "fd", "--reference", "digits:train", "--features", "digits",
-             "--out", "report.json")  # fmt: skip
-    report = json.loads((tmp_path / "report.json").read_text())
-    (key,) = [key for key in report["metrics"] if key.startswith("fd/")]
-    name = "last-step12_ema_dpm++2_w2_guide-step_00000006-step6_seed0_nfe2-80"
-    assert key == f"fd/{name}_vs_digits-train-1437_small-cnn-2"
-    assert report["protocol"]["measured_nfe"] == 4
-    assert report["protocol"]["samples"]["guide_step"] == 6
-
-
 def test_compilation_is_of_both_networks(checkpoints, monkeypatch):
     compiled = []
     monkeypatch.setattr("torch.compile", lambda net, **options: compiled.append(net) or net)
@@ -125,34 +110,26 @@ def test_compilation_is_of_both_networks(checkpoints, monkeypatch):
     ("flags", "message"),
     [
         (["--guide-step", 6], ("--guide-step", "--guidance")),
-        (["--guide", "vp.safetensors"], ("--guide", "--guidance")),
         (["--guide-step", 6, "--guide", "vp.safetensors", "--guidance", 2], ("--guide", "--guide-step")),
         (["--guide-step", 7, "--guidance", 2], ("--guide-step 7", "step_00000006.ckpt", "step_00000012.ckpt")),
         (["--guide", "missing.ckpt", "--guidance", 2], "--guide missing.ckpt"),
         (["--guide-step", 6, "--guidance", 2, "--guidance-channels", 1], ("--guidance-channels", "--guide-step")),
-        (["--guide-step", 6, "--guidance", 2, "--sampling-protocol", "uvit"], ("--sampling-protocol", "--guide-step")),
         (["--guide", "larger.safetensors", "--guidance", 2], ("--guide", "shape", 16)),
         (["--guide", "linear.safetensors", "--guidance", 2], ("--guide", "path", "Linear")),
-        (["--guide", "fewer.safetensors", "--guidance", 2], ("--guide", 9, 10)),
-        (["--guide", "renamed.safetensors", "--guidance", 2], ("renamed.safetensors", "class 0", "nought")),
+        (["--guide", "renamed.safetensors", "--guidance", 2], ("renamed.safetensors", "classes")),
+        (["--guide", "ENCODER", "--guidance", 2], "MAE"),
     ],
 )
-def test_a_guide_that_does_not_fit_is_one_line(checkpoints, tmp_path, monkeypatch, capsys, flags, message):
+def test_a_guide_that_does_not_fit_is_one_line(checkpoints, encoder, tmp_path, monkeypatch, capsys, flags, message):
     files = {
-        "vp": {},
-        "larger": {"net": tiny_net(image_size=16)},
-        "linear": {"noise_path": Linear()},
-        "fewer": {"net": tiny_net(num_classes=9), "names": DIGITS[:9]},
-        "renamed": {"names": ("nought", *DIGITS[1:])},
+        "vp": (tiny_net(), VP(), DIGITS),
+        "larger": (tiny_net(image_size=16), VP(), DIGITS),
+        "linear": (tiny_net(), Linear(), DIGITS),
+        "renamed": (tiny_net(), VP(), ("nought", *DIGITS[1:])),
     }
-    for name, parts in files.items():
-        if f"{name}.safetensors" in flags:
-            write(tmp_path / f"{name}.safetensors", **parts)
+    for name, (net, path, names) in files.items():
+        write_denoiser(tmp_path / f"{name}.safetensors", net, path, "eps", Sampling("dpm++", 4), names)
+    flags = [encoder if flag == "ENCODER" else flag for flag in flags]
     line = refused(capsys, sample, monkeypatch, tmp_path, "--ckpt", checkpoints / "last.ckpt", "--out", "a.npz", *flags)
     find_line(line, message)
     assert not (tmp_path / "a.npz").exists()
-
-
-def test_an_encoder_is_no_guide(checkpoints, encoder, tmp_path, monkeypatch, capsys):
-    base = ["--ckpt", checkpoints / "last.ckpt", "--guide", encoder, "--guidance", 2]
-    find_line(refused(capsys, sample, monkeypatch, tmp_path, *base), str(encoder), "MAE")

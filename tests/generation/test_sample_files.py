@@ -16,13 +16,6 @@ from uvit_decay.generation.options import SamplingOptions
 from uvit_decay.generation.samples import Samples
 
 
-def test_what_a_kill_left_of_the_description_of_a_folder_is_removed(trained, tmp_path, monkeypatch):
-    (tmp_path / "p").mkdir()
-    (tmp_path / "p" / ".sampling.json.01234567.partial").touch()
-    sample(monkeypatch, tmp_path, "--ckpt", trained, "--steps", 2, "--out", "p", "--num", 1)
-    assert {path.name for path in (tmp_path / "p").iterdir()} == {"000000.png", "sampling.json"}
-
-
 def array(folder):
     return np.stack([np.asarray(Image.open(path)) for path in sorted(folder.glob("*.png"))])[..., None]
 
@@ -74,8 +67,6 @@ def test_what_is_no_whole_picture_is_made_again(half, tmp_path, monkeypatch, cap
     ("change", "reason"),
     [
         (["--seed", 1], ("seed 0", 1)),
-        (["--steps", 3], ("steps 2", 3)),
-        (["--guidance", 1], ("guidance 2.0", "1.0")),
         (["--classes", "1,2"], ("all 10", "1,2")),
         (["--weights", "raw"], ("weights ema", "raw")),
         (["--num", 8], ("--num 8", "000008.png")),
@@ -94,17 +85,14 @@ def test_images_of_another_checkpoint_are_left_alone_wherever_it_lies(half, tmp_
     sample(monkeypatch, tmp_path, "--ckpt", moved, *half[2:], "--num", 10)
     about = tmp_path / "p" / "sampling.json"
     about.write_text(json.dumps({**json.loads(about.read_text()), "sha256": "0" * 64}))
-    line = refused(capsys, sample, monkeypatch, tmp_path, *half, "--num", 10)
-    find_line(line, "0" * 64)
-    for damage in ("{", "[1]", ""):
-        about.write_text(damage)
-        assert "p/sampling.json" in refused(capsys, sample, monkeypatch, tmp_path, *half, "--num", 10)
+    find_line(refused(capsys, sample, monkeypatch, tmp_path, *half, "--num", 10), "0" * 64)
+    about.write_text("{")
+    find_line(refused(capsys, sample, monkeypatch, tmp_path, *half, "--num", 10), "p/sampling.json")
 
 
-@pytest.mark.parametrize("out", ["p", "s.npz", "s.png"])
-def test_what_another_program_is_writing_is_left_alone(trained, tmp_path, monkeypatch, capsys, out):
-    if out == "p":
-        (tmp_path / out).mkdir()
+def test_what_another_program_is_writing_is_left_alone(trained, tmp_path, monkeypatch, capsys):
+    out = "p"
+    (tmp_path / out).mkdir()
     with claim_paths(tmp_path / out):
         before = {*tmp_path.rglob("*")}
         error = refused(capsys, sample, monkeypatch, tmp_path, "--ckpt", trained, "--num", 2, "--out", out)

@@ -1,4 +1,4 @@
-"""The Inception Score against hand computations and torch-fidelity."""
+"""The Inception Score against torch-fidelity."""
 
 import pytest
 import torch
@@ -6,26 +6,9 @@ from refusals import raises_user_error
 
 from uvit_decay.metrics.inception_score import inception_score
 
-FAR = 60.0  # exp(-60) is nothing
-
 
 def logits(n, k=10, seed=0, scale=2.0):
     return scale * torch.randn(n, k, generator=torch.Generator().manual_seed(seed))
-
-
-def one_hot(labels, k):
-    return FAR * torch.nn.functional.one_hot(torch.as_tensor(labels), k).float()
-
-
-@pytest.mark.parametrize("k", [2, 5, 10])
-def test_certain_and_balanced_images_score_the_number_of_classes(k):
-    score, spread = inception_score(one_hot(list(range(k)) * 20, k), splits=1)
-    assert (score, spread) == (pytest.approx(k, rel=1e-6), 0.0)
-
-
-@pytest.mark.parametrize("z", [torch.zeros(30, 4), one_hot([2] * 30, 4), logits(1).expand(30, 10)])
-def test_images_that_are_all_alike_score_one(z):
-    assert inception_score(z, splits=3) == (pytest.approx(1, abs=1e-6), pytest.approx(0, abs=1e-6))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -49,16 +32,9 @@ def test_the_global_stream_is_left_alone_and_not_read():
     assert inception_score(logits(50)) == first
 
 
-@pytest.mark.parametrize(
-    ("z", "splits", "reason"),
-    [
-        *((torch.zeros(n, 4), k, (f"{k} splits", n)) for n, k in ((0, 1), (9, 10), (1, 2))),
-        *((logits(20) * value, 2, ("logits", "NaN")) for value in (float("nan"), float("inf"))),
-    ],
-)
-def test_logits_without_a_score_are_a_user_error(z, splits, reason):
-    with raises_user_error("Inception Score", reason):
-        inception_score(z, splits)
+def test_logits_of_too_few_images_are_a_user_error():
+    with raises_user_error("Inception Score", "10 splits", 9):
+        inception_score(torch.zeros(9, 4), 10)
 
 
 def test_scores_are_computed_in_float64_whatever_is_around():

@@ -7,7 +7,6 @@ import pytest
 import scipy.optimize
 import torch
 import torch.nn.functional as F
-from refusals import raises_user_error
 
 from uvit_decay.metrics import mind
 from uvit_decay.runtime.random import normal
@@ -49,10 +48,3 @@ def test_it_is_a_function_of_the_sets_alone(monkeypatch):
     assert mind(real, fake, 100) == pytest.approx(value, rel=1e-6)
     with torch.autocast("cpu", torch.bfloat16):
         assert mind(real, fake, 100) == pytest.approx(value, rel=1e-6)
-
-
-def test_what_is_no_pair_of_features_is_one_line():
-    with raises_user_error("MIND", 8, 9):
-        mind(features(4), features(4, 9), 2)
-    with raises_user_error("MIND", "NaN"):
-        mind(features(4), features(4) / 0, 2)

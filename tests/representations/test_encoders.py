@@ -6,7 +6,7 @@ from conftest import tiny_net
 from refusals import raises_user_error
 
 from uvit_decay.diffusion.noise_path import VP
-from uvit_decay.nn.intermediates import Layer, pooled
+from uvit_decay.nn.intermediates import Layer
 from uvit_decay.representations.grid import SCORES
 from uvit_decay.representations.probe_options import TIMES, Probing
 from uvit_decay.representations.probe_protocols import PROTOCOLS, GridProtocol
@@ -71,23 +71,15 @@ def test_denoisers_keep_their_levels_and_an_encoder_is_asked_for_none(digits):
     for options in ({"times": (0.1,)}, {"draws": 2}, {"protocol": "ddae"}, *noise_share):
         with raises_user_error("encoder"):
             check_probed(Encoder(), None, digits, Probing(**options))
-    with raises_user_error("encoder"):
-        Prober(Encoder(), None, digits, Probing(times=(0.1,)), CPU)
     check_probed(Encoder(), None, digits, Probing(pool="cls"))  # classes without a null label do not matter here
 
 
-def test_an_own_protocol_is_checked_as_ours_are(monkeypatch):
-    """With new noise in every pass it is refused for an encoder; without a probe it has no epochs."""
+def test_an_own_protocol_may_read_all_options_but_not_new_noise_of_an_encoder(digits, monkeypatch):
     fresh = GridProtocol(lambda cells, options: None, ("test_accuracy",), fresh=True)
     monkeypatch.setitem(PROTOCOLS, "own", fresh)
-    options = Probing(protocol="own")
+    options = Probing(protocol="own", epochs=7, neighbours=3)
     with raises_user_error("encoder", "protocol own"):
-        fresh.check(options, is_encoder=True)
-    fresh.check(options, is_encoder=False)
-    with raises_user_error("--epochs", "own", "ddae or repa"):
-        fresh.check(Probing(protocol="own", epochs=7))
-    with raises_user_error("test_accuracy"):
-        GridProtocol(lambda cells, options: None, ("accuracy",))
+        check_probed(Encoder(), None, digits, options)
 
 
 def test_what_the_network_does_not_have_is_one_line(digits):
@@ -97,8 +89,3 @@ def test_what_the_network_does_not_have_is_one_line(digits):
         check_probed(tiny_net(), VP(), digits, Probing(pool="cls"))
     with raises_user_error("blocks.7"):
         check_probed(Encoder(), None, digits, Probing(layers=("blocks.7",)))
-
-
-def test_pools_of_bfloat16_tokens_are_float32():
-    for pool in ("mean", "all", "cls"):
-        assert pooled(torch.zeros(1, 3, 16).bfloat16(), pool, 2).dtype == torch.float32

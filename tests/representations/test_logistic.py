@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from refusals import raises_user_error
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
@@ -164,11 +163,3 @@ def test_useless_features_and_absent_classes_do_no_harm():
     assert alone.test.item() == 1.0
     scores = logistic_grid(*easy(strength=30.0), l2_grid=(1e-6, 1.0), iterations=(200, 200))  # separable classes
     assert (scores.every_test == 1).all()
-
-
-def test_too_little_to_choose_on_is_refused():
-    train, y, test, y2 = easy()
-    with raises_user_error("training samples"):
-        logistic_grid(train[:, :4], y[:4], test, y2)
-    with raises_user_error("l2 penalty"):
-        logistic_grid(train, y, test, y2, l2_grid=())

@@ -13,7 +13,6 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
 from uvit_decay.commands.features import ProbedOptions
-from uvit_decay.data import Digits
 from uvit_decay.diffusion.noise_path import VP
 from uvit_decay.encoders.networks import ProbedNetwork
 from uvit_decay.representations import probe_protocols
@@ -43,7 +42,7 @@ def cells(train, labels, test, test_labels):
 
 def outcome_of(protocol, cells, **options):
     """Return the scores and the chosen values."""
-    outcome = PROTOCOLS[protocol].evaluate(cells, Classification(**options))
+    outcome = PROTOCOLS[protocol].evaluate(cells, Classification(protocol=(protocol,), **options))
     assert tuple(outcome.values) == PROTOCOLS[protocol].scores
     return {name: float(value[0]) for name, value in outcome.values.items()}, outcome.chosen
 
@@ -90,7 +89,10 @@ def test_features_are_pooled_tokens_of_one_layer_in_one_pass(digits):
         layer="2", time=0.2, norm=True, seed=1, batch_size=2, max_train=5, max_test=3, neighbours=2
     )
     net, two = tiny_net().eval(), replace(options, protocol=("logistic", "knn"))
-    classifying = Classifying(ProbedNetwork(net, "tiny", "tiny", {}, VP()), digits, two)
+    network = ProbedNetwork(net, "tiny", "tiny", {}, VP())
+    classifying = Classifying(network, digits, two)
+    assert classifying.pools == {"logistic": "all", "knn": "mean"}
+    assert Classifying(network, digits, replace(two, pool="all")).pools == {"logistic": "all", "knn": "all"}
     found = classifying.prober(CPU, "float32").stored_cells(["all", "mean"], Processes())
     chosen = choose_images(two, digits)
     for split, images, part in zip(("train", "test"), (digits.train, digits.test), chosen, strict=True):
@@ -137,24 +139,16 @@ def test_results_of_files_of_one_name_have_other_names(digits, tmp_path):
     assert all(name.startswith("last-digits") for name in names)
 
 
-def test_the_training_data_is_not_another_set_of_the_same_name(digits):
+def test_the_data_are_those_of_the_training_and_have_test_images(digits, image_dir, tmp_path):
     network = ProbedNetwork(tiny_net(), "last", "last", {}, VP(), data="digits", fingerprint=digits.fingerprint)
     assert open_probed_data(network, None, None).fingerprint == digits.fingerprint
-    with raises_user_error("last", "digits", "--data"):
+    with raises_user_error("last", "digits", "`data`"):
         open_probed_data(replace(network, fingerprint="other"), None, None)
-
-
-def test_reports_of_other_options_have_other_names():
-    assert Classification(batch_size=3).name == ""
-    assert Classification(pool="cls", layer="3", norm=True).name == "-pool-cls-layer-3-norm-True"
-
-
-def test_the_pool_that_is_asked_for_holds_for_all(encoder, tmp_path, monkeypatch):
-    options = ["--protocol", "knn,few-shot-1", "--pool", "cls", "--layer", "blocks.0", "--out", "a.json"]
-    evaluate(monkeypatch, tmp_path, "classify", "--ckpt", encoder, "--data", "digits", *options, "--max-test", 50)
-    report = json.loads((tmp_path / "a.json").read_text())
-    assert {result["chosen"]["pool"] for result in report["protocols"].values()} == {"cls"}
-    assert report["features"]["name"] == "blocks.0"
+    options = {"path": str(image_dir), "channels": 1, "image_size": 8, "batch_size": 4}
+    config = {"data": {"class_path": "uvit_decay.data.Images", "init_args": options}}
+    (tmp_path / "own.yaml").write_text(json.dumps(config))
+    with raises_user_error("`test`"):
+        open_probed_data(network, str(tmp_path / "own.yaml"), None)
 
 
 @pytest.mark.parametrize(
@@ -162,17 +156,10 @@ def test_the_pool_that_is_asked_for_holds_for_all(encoder, tmp_path, monkeypatch
     [
         (["--protocol", "linear"], ("--protocol", "in100-linear", "logistic", "knn")),
         (["--time", "0.1"], "--time"),
-        (["--time", "2"], "(0, 1)"),
         (["--norm"], ("MAE", "norm")),
-        (["--protocol", "knn,logistic", "--epochs", "7"], ("--epochs", "knn,logistic", "in100-linear")),
-        (["--protocol", "logistic", "--temperature", "0.1"], ("--temperature", "logistic", "knn")),
-        (["--protocol", "few-shot-1", "--neighbours", "5"], ("--neighbours", "few-shot-1", "knn")),
-        (["--protocol", "logistic", "--knn-uniform"], ("--knn-uniform", "logistic")),
-        (["--protocol", "knn", "--draws", "3"], ("--draws", "few-shot-1")),
+        (["--protocol", "knn,logistic", "--epochs", "7"], ("--epochs", "--protocol knn,logistic")),
         (["--protocol", "knn", "--knn-uniform", "--temperature", "0.1"], ("--temperature", "--knn-uniform")),
         (["--protocol", "few-shot-10", "--max-train", "60"], "10 training"),
-        (["--protocol", "logistic", "--max-train", "4"], ("5 training", 4)),
-        (["--temperature", "0"], "--temperature"),
         (["--out", "a.txt"], ".json"),
         (["--test", "nowhere"], "digits"),
     ],
@@ -182,14 +169,13 @@ def test_what_cannot_be_classified_is_one_line(encoder, tmp_path, monkeypatch, c
     find_line(refused(monkeypatch, tmp_path, capsys, "classify", *options), message)
 
 
-def test_one_class_and_a_missing_class_token_are_one_line(trained, image_dir, encoder, tmp_path, monkeypatch, capsys):
-    options = ["--ckpt", trained, "--pool", "cls"]
-    find_line(refused(monkeypatch, tmp_path, capsys, "classify", *options), "UViT", "class token")
-    data = Digits()
-    data.setup()
-    data.class_names = ("0",)
-    with raises_user_error("1 class", "LinearProbes"):
-        Classifying(ProbedNetwork(tiny_net(), "tiny", "tiny", {}, VP()), data, Classification())
+def test_one_class_and_a_missing_class_token_are_one_line(digits, monkeypatch):
+    network = ProbedNetwork(tiny_net(), "tiny", "tiny", {}, VP())
+    with raises_user_error("UViT", "class token"):
+        Classifying(network, digits, Classification(pool="cls"))
+    monkeypatch.setattr(digits, "class_names", ("0",))
+    with raises_user_error("digits", "1 classes"):
+        Classifying(network, digits, Classification())
 
 
 def test_raw_pixels_are_a_baseline(pixels, tmp_path, monkeypatch, capsys):

@@ -12,7 +12,7 @@ from uvit_decay.callbacks.periodic import Periodic, record
 from uvit_decay.data import ImageData
 from uvit_decay.nn.intermediates import Pool, layer_indices
 from uvit_decay.representations.grid import PROBES_PICTURE, Grid
-from uvit_decay.representations.noise import NOISE_PICTURE, NoiseTable, measure_noise_share, remove_noise_tables
+from uvit_decay.representations.noise import NOISE_PICTURE, NOISE_SHARE, NoiseTable, measure_noise_share
 from uvit_decay.representations.probe_options import Probing
 from uvit_decay.representations.probing import Prober, check_probed, choose_images, default_layer
 from uvit_decay.runs.history import PROBES, name_run
@@ -154,7 +154,7 @@ class LinearProbes(Periodic):
         shown = []
         averages = grid.average_layer(number)
         if noise is not None:
-            averages["noise_share"] = noise.average_layer(number)
+            averages[NOISE_SHARE] = noise.average(NOISE_SHARE, number)
         for name, value in averages.items():
             values[f"tracked_{name}"] = value
             shown.append(f"{name.replace('_', ' ')} {value:.3f}")
@@ -164,7 +164,7 @@ class LinearProbes(Periodic):
         grid.save(self.folder, title)
         log_picture(trainer, self.folder / PROBES_PICTURE)
         if noise is None:
-            remove_noise_tables(self.folder)
+            NoiseTable.remove(self.folder)
         else:
             noise.save(self.folder, title)
             metadata["noise_share"] = noise.protocol["noise_share"]

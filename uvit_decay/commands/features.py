@@ -83,9 +83,7 @@ def probe(
         probing = replace(probing, layers=None)
     needs_reference = False
     if probing.protocol != NOISE_ALONE:
-        protocol = find_protocol(probing.protocol, GridProtocol)
-        protocol.check(probing)  # before a network is loaded or downloaded
-        needs_reference = protocol.needs_reference
+        needs_reference = find_protocol(probing.protocol, GridProtocol).needs_reference
     if alignment != Alignment() and not needs_reference:
         raise UserError("--reference, --reference-size and --alignment-images are of --protocol repa")
     with open_program([probed.ckpt], loading.device) as (processes, device):
@@ -124,18 +122,18 @@ def _write_tables(
     out: Path, grid: Grid | None, noise: NoiseTable | None, network: ProbedNetwork, about: dict[str, Any]
 ) -> None:
     """Write and print what was measured, and remove files of what was measured earlier and is not measured now."""
-    from uvit_decay.representations.grid import remove_grid
-    from uvit_decay.representations.noise import remove_noise_tables
+    from uvit_decay.representations.grid import Grid
+    from uvit_decay.representations.noise import NoiseTable
 
     weights = network.about["weights"]
     if grid is None:
-        remove_grid(out)
+        Grid.remove(out)
     else:
         size = {} if noise is None else {"noise_share": noise.protocol["noise_share"]}
         grid.save(out, network.title, {**about, **size})
         print(grid.text(weights))
     if noise is None:
-        remove_noise_tables(out)
+        NoiseTable.remove(out)
     else:
         noise.save(out, network.title, about)
         print(noise.text(weights))

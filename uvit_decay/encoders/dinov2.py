@@ -87,7 +87,6 @@ class DINOv2(Pretrained):
 WEIGHTS = "timm's or facebookresearch's DINOv2 weights"
 REPOSITORY = "timm/vit_large_patch14_dinov2.lvd142m"  # on the Hugging Face hub
 FILE = "model.safetensors"
-MOST_BLOCKS = 40  # of ViT-g/14
 PATCH = 14  # side of a patch in pixels
 HEAD = 64  # width of an attention head, in all sizes
 OFFSET = 0.1  # of the original's interpolation
@@ -99,7 +98,7 @@ def weights_file(path: str | None) -> Path:
         return Path(path)
     from huggingface_hub import hf_hub_download
 
-    hint = "or name their file with --dinov2-weights PATH (in a config: init_args.weights)"
+    hint = "or name their file by `dinov2_weights` (in a config: init_args.weights)"
     with explain("no DINOv2 weights", OSError, ValueError, RuntimeError, hint=hint):
         return Path(hf_hub_download(REPOSITORY, FILE))
 
@@ -118,7 +117,8 @@ class DINOv2Net(nn.Module):
 
     def __init__(self, path: Path, protocol: DINOv2Protocol) -> None:
         super().__init__()
-        state = _read_state(path)
+        tensors = load_weights(path, WEIGHTS)
+        state = {name: value for name, value in tensors.items() if name != "mask_token"}
         self.vit, self.dim, self.depth = _vision_transformer(state, path)  # also checks the tensors
         self.resize = RESIZE_DINOV2[protocol]
         self.sha256 = digest(state)
@@ -135,22 +135,13 @@ class DINOv2Net(nn.Module):
         return self.vit(pixels).float()
 
 
-def _read_state(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file without the mask token of facebookresearch's layout."""
-    tensors = load_weights(path, WEIGHTS)
-    return {name: value for name, value in tensors.items() if name != "mask_token"}
-
-
 def _vision_transformer(state: Mapping[str, Tensor], path: Path) -> tuple[nn.Module, int, int]:
     """Return timm's network at 224x224 with a copy of these weights, its width and its depth."""
     import timm
 
     with explain(f"{path} does not hold {WEIGHTS}", Exception):  # its tensors may have any shape
         dim = state["cls_token"].shape[2]
-        block_numbers = {name.split(".")[1] for name in state if name.startswith("blocks.")}
-        depth = len(block_numbers)
-        if depth > MOST_BLOCKS:
-            raise ValueError(f"it has {depth} blocks, the largest DINOv2 has {MOST_BLOCKS}")
+        depth = len({name.split(".")[1] for name in state if name.startswith("blocks.")})
         sizes = {"img_size": DINOV2_SIZE, "embed_dim": dim, "depth": depth, "num_heads": dim // HEAD, "num_classes": 0}
         with torch.device("meta"):  # skips the random initialisation; the tensors below replace all parameters
             model = timm.create_model("vit_large_patch14_dinov2", **sizes)

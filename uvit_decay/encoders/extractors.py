@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from uvit_decay.files.validation import check_compile
 from uvit_decay.runtime.precision import Precision, chosen_precision, computing
-from uvit_decay.terminal.errors import UserError
 
 UInt8Images = UInt8[Tensor, "n c h w"]
 Labels = Int64[Tensor, " n"]
@@ -101,13 +100,10 @@ class Extractor(ABC):
         return None
 
     def rgb(self, images: UInt8Images) -> UInt8[Tensor, "n 3 h w"]:
-        """Return RGB images, with grey images repeated; raise a UserError for other numbers of channels."""
-        channels = images.shape[1]
-        if channels == 3:
+        """Return RGB images, with grey images repeated."""
+        if images.shape[1] == 3:
             return images
-        if channels == 1:
-            return repeat(images, "n 1 h w -> n c h w", c=3)
-        raise UserError(f"{self.name} takes RGB or grey images, these have {channels} channels")
+        return repeat(images, "n 1 h w -> n c h w", c=3)
 
 
 class TrainedExtractor(Extractor):
@@ -148,8 +144,6 @@ class Pretrained(Extractor):
     at_once = 16
 
     def __init__(self, weights: str | Path | None, compile: bool | str, precision: Precision) -> None:
-        if weights is not None and not Path(weights).is_file():
-            raise UserError(f"the {type(self).__name__} weights {weights} do not exist")
         check_compile(compile)
         self.weights = None if weights is None else str(weights)
         self.compile = compile

@@ -102,7 +102,7 @@ def weights_file(path: str | None) -> Path:
     try:
         download(URL_INCEPTION_V3, file, expected)
     except UserError as error:
-        hint = "or name their file with --inception-weights PATH (in a config: init_args.weights)"
+        hint = "or name their file by `inception_weights` (in a config: init_args.weights)"
         raise UserError(f"no Inception weights: {error}, {hint}") from error
     return file
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -24,7 +24,7 @@ from uvit_decay.files.writing import at_home
 from uvit_decay.generation.options import TIMM, LoadingOptions
 from uvit_decay.nn.base import DecayedNet
 from uvit_decay.nn.embed import PixelScale
-from uvit_decay.nn.intermediates import HasIntermediates, PoolsFeatures, pooled, states_of
+from uvit_decay.nn.intermediates import PoolsFeatures, pooled, states_of
 from uvit_decay.nn.resnet import ResNet
 from uvit_decay.nn.vit import Encoder
 from uvit_decay.pictures import to_float
@@ -33,7 +33,6 @@ from uvit_decay.terminal.typed import check_types
 
 SHORT = 12  # digits of the SHA-256 in names
 Output = tuple[Float[Tensor, "b d"], Float[Tensor, "b k"] | None]  # features and logits
-DEFAULT_POOL = "mean of the patch tokens after the last block"
 
 
 @dataclass(frozen=True)
@@ -55,10 +54,6 @@ class PooledNetwork:
     interpolation: Interpolation
     class_names: tuple[str, ...] = ()
 
-    def read(self, x: Float[Tensor, "b c h w"]) -> Output:
-        """Return features and logits of images in [-1, 1] of any size."""
-        return self.net(fit_pictures(x, self.net, self.name, self.interpolation))
-
 
 def open_pooled(name: str, trusted: Sequence[str] = ()) -> PooledNetwork:
     """Open a checkpoint of an encoder or a classifier, or a model of timm, timm:NAME=FILE or timm:NAME.
@@ -77,26 +72,23 @@ def open_pooled(name: str, trusted: Sequence[str] = ()) -> PooledNetwork:
         raise UserError(
             f"{name} is a denoiser ({kind}), whose features are of noisy images; give an encoder or a classifier"
         )
-    if opened.latents is not None:
-        raise UserError(f"{name} takes latents; give an encoder or a classifier of pixels")
-    features = DEFAULT_POOL
+    features = "mean of the patch tokens after the last block"
     if isinstance(net, PoolsFeatures):
         features = "pooled features, the input of the classifier"
-    elif not isinstance(net, HasIntermediates):
-        raise UserError(f"{name}: a {kind} has neither pooled features nor forward_intermediates (docs/extending.md)")
     elif final_norm(net) is not None:
         features += " and the final norm"
+    scale = None
+    if isinstance(net, Encoder | ResNet):
+        scale = net.scale
     about = {
         "network": kind,
         "step": opened.about["step"],
         "weights": opened.about["weights"],
         "features": features,
-        "input": _describe_size(net, "bicubic"),
+        "input": _describe_input(net, "bicubic", scale),
     }
     if isinstance(net, DecayedNet):
         about["arguments"] = net.config
-    if isinstance(net, Encoder | ResNet):
-        about["input"] += f", {_describe_scale(net.scale)}"
     return PooledNetwork(CheckpointFeatures(net), opened.name, about, "bicubic", opened.class_names)
 
 
@@ -128,15 +120,13 @@ class CheckpointFeatures(nn.Module):
         return pooled(tokens, "mean", net.num_prefix_tokens), None
 
 
-def _describe_size(net: nn.Module, interpolation: Interpolation) -> str:
-    """Return size and channels of a network's images, and how others are resized, as text."""
+def _describe_input(net: nn.Module, interpolation: Interpolation, scale: PixelScale | None) -> str:
+    """Return size, channels and scale of a network's images, and how others are resized, as text."""
     size = net.image_size
-    return f"{size}x{size}x{net.channels}, others resized ({interpolation}, antialiased)"
-
-
-def _describe_scale(scale: PixelScale) -> str:
-    """Return the scale of a network's pixels as text."""
-    return f"mean {scale.mean}, standard deviation {scale.std} of values in [0, 1]"
+    text = f"{size}x{size}x{net.channels}, others resized ({interpolation}, antialiased)"
+    if scale is not None:
+        text += f", mean {scale.mean}, standard deviation {scale.std} of values in [0, 1]"
+    return text
 
 
 def _open_timm(name: str) -> PooledNetwork:
@@ -153,14 +143,11 @@ def _open_timm(name: str) -> PooledNetwork:
     model = open_timm(model_name, at_home(file) if file else None)
     config = resolve_model_data_config(model)
     interpolation = config["interpolation"]
-    if interpolation not in get_args(Interpolation):
-        known = " or ".join(get_args(Interpolation))
-        raise UserError(f"timm {model_name} resizes images by {interpolation}; choose a model with {known}")
-    net = TimmFeatures(model, model_name, config)
+    net = TimmFeatures(model, config)
     about = {
         "network": f"timm {model_name}",
         "features": "timm's pooled features, the input of the classifier",
-        "input": f"{_describe_size(net, interpolation)}, {_describe_scale(net.scale)}",
+        "input": _describe_input(net, interpolation, net.scale),
     }
     return PooledNetwork(net, title, about, interpolation)
 
@@ -180,7 +167,7 @@ class NetworkFeatures(Extractor):
     at_once = 16
 
     def __init__(self, file: str, trusted: Sequence[str] = ()) -> None:
-        self.network: PooledNetwork = open_pooled(file, trusted)
+        self.network = open_pooled(file, trusted)
         net = self.network.net.requires_grad_(False)
         # Of everything that the features depend on: weights, features and input.
         text = json.dumps([digest(net.state_dict()), self.network.about], sort_keys=True)
@@ -203,5 +190,7 @@ class NetworkFeatures(Extractor):
         self.network.net.to(device)
 
     def extract(self, images: Tensor) -> Features:
-        features, logits = self.network.read(to_float(images))
+        network = self.network
+        x = fit_pictures(to_float(images), network.net, network.name, network.interpolation)
+        features, logits = network.net(x)
         return Features(features, logits if self.class_names else None)

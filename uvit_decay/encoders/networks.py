@@ -20,7 +20,7 @@ from uvit_decay.generation.options import TIMM, LoadingOptions
 from uvit_decay.latents.space import LatentSpace
 from uvit_decay.nn.intermediates import Layer
 from uvit_decay.runs.history import name_run, run_of
-from uvit_decay.terminal.errors import UserError, check_whole
+from uvit_decay.terminal.errors import UserError
 from uvit_decay.terminal.typed import check_types
 
 Interpolation = Literal["bilinear", "bicubic"]
@@ -77,12 +77,19 @@ def open_network(ckpt: Path, loading: LoadingOptions, size: int | None = None) -
     if not name.startswith((TIMM, PIXELS)):
         return _open_checkpoint(ckpt, loading)
     if loading.weights is not None:
-        raise UserError(f"--weights {loading.weights}: only checkpoints of uvit_decay have ema and raw, {ckpt} has not")
+        raise UserError(f"only checkpoints of uvit_decay have ema and raw, {ckpt} has not", argument="weights")
     if name.startswith(PIXELS):
         about = {"checkpoint": name, "weights": "none"}
         net = Pixels(name.removeprefix(PIXELS))
         return ProbedNetwork(net, name.replace(":", "-"), "raw pixels", about)
-    return _open_timm(name, size)
+    model, _, file = name.removeprefix(TIMM).partition("=")
+    about = {"checkpoint": name, "weights": file or "pretrained", "model": f"timm {model}"}
+    path = None
+    shown = model
+    if file:
+        path = at_home(file)
+        shown += f"-{path.stem}"
+    return ProbedNetwork(timm_vit(model, path, size), shown, model, about)
 
 
 def _open_checkpoint(path: Path, loading: LoadingOptions) -> ProbedNetwork:
@@ -101,16 +108,6 @@ def _open_checkpoint(path: Path, loading: LoadingOptions) -> ProbedNetwork:
     return ProbedNetwork(
         loaded.net, name, title, about, loaded.path, card.data, card.latents, card.class_names, card.data_hash
     )
-
-
-def _open_timm(name: str, size: int | None) -> ProbedNetwork:
-    """Open timm:NAME or timm:NAME=FILE."""
-    model, _, file = name.removeprefix(TIMM).partition("=")
-    about = {"checkpoint": name, "weights": file or "pretrained", "model": f"timm {model}"}
-    if not file:
-        return ProbedNetwork(timm_vit(model, None, size), model, model, about)
-    net = timm_vit(model, at_home(file), size)
-    return ProbedNetwork(net, f"{model}-{Path(file).stem}", model, about)
 
 
 def fit_pictures(
@@ -150,12 +147,11 @@ class Pixels(nn.Module):
 
     def __init__(self, size: str) -> None:
         super().__init__()
-        numbers = re.fullmatch(r"(\d{1,5})x(\d{1,5})x(\d{1,5})", size)
-        if not numbers or numbers[1] != numbers[2]:
+        numbers = re.fullmatch(r"([1-9]\d{0,4})x\1x([1-9]\d{0,4})", size)
+        if not numbers:
             raise UserError(f"pixels:{size}: not a size of square images; write it as in pixels:32x32x3")
         self.image_size = int(numbers[1])
-        self.channels = int(numbers[3])
-        check_whole(1, 2**16, width=self.image_size, channels=self.channels)
+        self.channels = int(numbers[2])
         self.dim = self.channels * self.image_size**2
 
     def forward_intermediates(self, x: Float[Tensor, "b c h w"]) -> Iterator[Float[Tensor, "b 1 d"]]:

@@ -87,7 +87,7 @@ class SmallClassifier(TrainedExtractor):
             cpu_threads(1),  # the rounding of sums depends on the number of threads
         ):
             torch.default_generator.manual_seed(0)
-            self._take(*self._train(self.shrink(images.cpu()), labels))
+            self._take(*_train(self.shrink(images.cpu()), labels))
 
     def state(self) -> dict[str, Tensor]:
         state = {name: tensor.cpu() for name, tensor in self.net.state_dict().items()}
@@ -99,7 +99,7 @@ class SmallClassifier(TrainedExtractor):
         accuracy = float(weights.pop(ACCURACY))
         last = max(int(name.partition(".")[0]) for name in weights)
         first = weights["0.weight"]
-        net = self._network(first.shape[1], len(weights[f"{last}.bias"]), halved=first.shape[-1] == HALVING)
+        net = _build_network(first.shape[1], len(weights[f"{last}.bias"]), halved=first.shape[-1] == HALVING)
         net.load_state_dict(weights)
         self._take(net, accuracy)
 
@@ -112,29 +112,19 @@ class SmallClassifier(TrainedExtractor):
         weights = [tensor.cpu().numpy().tobytes() for tensor in net.state_dict().values()]
         self.sha256 = hashlib.sha256(b"".join(weights)).hexdigest()
 
-    def _network(self, channels: int, classes: int, halved: bool) -> nn.Sequential:
-        """Return a new network.
-
-        Args:
-            channels: channels of the images.
-            classes: number of classes.
-            halved: whether the first convolution halves the images.
-        """
-        layers = [*_block(channels, 32, halved), *_block(32, 64), nn.MaxPool2d(2)]
-        if halved:
-            layers += [*_block(64, 128), nn.MaxPool2d(2), *_block(128, FEATURES)]
-        else:
-            layers += _block(64, FEATURES)
-        return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(FEATURES, classes))
-
-    def _train(self, images: Tensor, labels: Tensor) -> tuple[nn.Sequential, float]:
-        """Return the network trained on these images, and its accuracy on those that were held out."""
-        net = self._network(images.shape[1], int(labels.max()) + 1, max(images.shape[-2:]) > HALVED)
-        return net, _train_cycles(net, images, labels)
-
     def extract(self, images: Tensor) -> Features:
         features = self.net[:-1](to_float(self.shrink(images)))
         return Features(features, self.net[-1](features))
+
+
+def _build_network(channels: int, classes: int, halved: bool) -> nn.Sequential:
+    """Return a new network; with `halved`, the first convolution halves the images."""
+    layers = [*_block(channels, 32, halved), *_block(32, 64), nn.MaxPool2d(2)]
+    if halved:
+        layers += [*_block(64, 128), nn.MaxPool2d(2), *_block(128, FEATURES)]
+    else:
+        layers += _block(64, FEATURES)
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(FEATURES, classes))
 
 
 def _block(c_in: int, c_out: int, halved: bool = False) -> tuple[nn.Module, ...]:
@@ -143,11 +133,9 @@ def _block(c_in: int, c_out: int, halved: bool = False) -> tuple[nn.Module, ...]
     return convolution, nn.BatchNorm2d(c_out), nn.ReLU()
 
 
-def _train_cycles(net: nn.Sequential, images: Tensor, labels: Tensor) -> float:
-    """Train until the held-out images are classified no better; return the accuracy on them.
-
-    The network has the weights of the best cycle at the end.
-    """
+def _train(images: Tensor, labels: Tensor) -> tuple[nn.Sequential, float]:
+    """Train until the held-out images are classified no better; return the best network, and its accuracy on them."""
+    net = _build_network(images.shape[1], int(labels.max()) + 1, max(images.shape[-2:]) > HALVED)
     random = generator("small classifier, version 2")
     order = torch.randperm(len(images), generator=random)
     held_out, rest = order.tensor_split([min(MOST_HELD_OUT, max(1, round(HELD_OUT * len(images))))])
@@ -181,7 +169,7 @@ def _train_cycles(net: nn.Sequential, images: Tensor, labels: Tensor) -> float:
                 break
     net.load_state_dict(weights)
     net.to(memory_format=torch.contiguous_format)
-    return best.accuracy
+    return net, best.accuracy
 
 
 def _convert(images: Tensor) -> Tensor:

@@ -63,7 +63,6 @@ def _inception(request: ExtractorRequest) -> Extractor:
 def _small_cnn(request: ExtractorRequest) -> Extractor:
     from uvit_decay.encoders import SmallClassifier
 
-    _check_float32(request.options)
     return SmallClassifier()
 
 
@@ -72,21 +71,6 @@ def _dinov2(request: ExtractorRequest) -> Extractor:
 
     options = request.options
     return DINOv2(options.dinov2_weights, request.protocol, options.compile, options.feature_precision)
-
-
-def _network(request: ExtractorRequest) -> Extractor:
-    """Return the features of a network in a file; it is loaded."""
-    from uvit_decay.encoders.network_features import NetworkFeatures
-
-    _check_float32(request.options)
-    return NetworkFeatures(request.options.name, request.trusted)
-
-
-def _check_float32(options: FeatureOptions) -> None:
-    """Raise a UserError if features that are always computed in float32 are asked for in another precision."""
-    if options.feature_precision != "float32":
-        flag = f"--feature-precision {options.feature_precision}"
-        raise UserError(f"{flag} is for Inception and DINOv2, --features {options.name} are in float32; leave it out")
 
 
 EXTRACTORS: dict[str, Callable[[ExtractorRequest], Extractor]] = {
@@ -100,13 +84,13 @@ EXTRACTORS: dict[str, Callable[[ExtractorRequest], Extractor]] = {
 @check_types
 @dataclass(frozen=True)
 class FeatureOptions:
-    __doc__ = f"""Features in which images are compared.
+    """Features in which images are compared.
 
     Args:
-        features: an extractor, one of {", ".join(EXTRACTORS)}; or a network: the .ckpt or .safetensors of an encoder or
-            classifier, timm:NAME=FILE, or timm:NAME with pretrained weights; default: the protocol's.
-        protocol: {", ".join(RESIZINGS)}: how images are resized for inception or dinov2, as docs/evaluation.md says;
-            other features ignore it; default: {next(iter(RESIZINGS))}, or the first of --features.
+        features: an extractor, one of inception, digits, small-cnn, dinov2; or a network: the .ckpt or .safetensors of
+            an encoder or classifier, timm:NAME=FILE, or timm:NAME with pretrained weights; default: the protocol's.
+        protocol: pytorch-fid, adm, clean, dinov2-edm2, dinov2-dgm: how images are resized for inception or dinov2, as
+            docs/evaluation.md says; other features ignore it; default: pytorch-fid, or the first of --features.
         inception_weights: the file that torch-fidelity uses; default: torch's cache, or download.
         dinov2_weights: a file of timm or facebookresearch/dinov2; default: timm's in the cache, or download.
         image_size: crop images of files to this size, as ADM does.
@@ -124,21 +108,23 @@ class FeatureOptions:
 
     def __post_init__(self) -> None:
         if self.protocol not in (None, *RESIZINGS):
-            raise UserError(f"--protocol takes one of {', '.join(RESIZINGS)}, got {self.protocol!r}")
+            raise UserError(f"choose one of {', '.join(RESIZINGS)}, got {self.protocol!r}", argument="protocol")
         own = self._own_protocols()
         if self.protocol is not None and own and self.protocol not in own:
             known = ", ".join(own)
-            raise UserError(f"--protocol {self.protocol}: features {self.name} have no such protocol; choose {known}")
+            raise UserError(f"features {self.name} have no {self.protocol}; choose {known}", argument="protocol")
+        if not own and self.feature_precision != "float32":
+            raise UserError(f"features {self.name} are in float32; leave it out", argument="feature_precision")
 
     @property
     def name(self) -> str:
-        """Name of the extractor: --features, or the protocol's extractor."""
+        """Name of the extractor: `features`, or the protocol's extractor."""
         if self.features:
             return self.features
         return RESIZINGS[self.protocol or next(iter(RESIZINGS))]
 
     def _own_protocols(self) -> list[str]:
-        """Return the protocols of the extractor; an extractor without protocols ignores --protocol."""
+        """Return the protocols of the extractor; an extractor without protocols ignores `protocol`."""
         return [name for name, features in RESIZINGS.items() if features == self.name]
 
     @property
@@ -174,13 +160,13 @@ class FeatureOptions:
             trusted: classes or modules that a file may name.
         """
         if self.is_network:
-            return _network(ExtractorRequest(self, None, spatial, trusted))
+            from uvit_decay.encoders.network_features import NetworkFeatures
+
+            return NetworkFeatures(self.name, trusted)
         if self.name not in EXTRACTORS:
-            known = ", ".join(EXTRACTORS)
+            known = f"{', '.join(EXTRACTORS)}, a .ckpt, a .safetensors or timm:NAME=FILE"
             hint = "for another network write an Extractor (docs/extending.md)"
-            raise UserError(
-                f"--features takes one of {known}, a .ckpt, a .safetensors, or timm:NAME=FILE, got {self.name}; {hint}"
-            )
+            raise UserError(f"choose one of {known}, got {self.name}; {hint}", argument="features")
         own = self._own_protocols()
         protocol = own[0] if own else None
         if self.protocol in own:

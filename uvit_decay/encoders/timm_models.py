@@ -5,7 +5,7 @@ b = images, n = tokens, d = features.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,11 +41,8 @@ class TimmViT(nn.Module):
 
     def __init__(self, model: VisionTransformer) -> None:
         super().__init__()
-        height, width = model.patch_embed.img_size
-        if height != width:
-            raise UserError(f"this vision transformer takes {width}x{height} images: choose one for square images")
         self.model = model
-        self.image_size = height
+        self.image_size, _ = model.patch_embed.img_size
         self.dim = model.embed_dim
         self.channels = model.patch_embed.proj.in_channels
         self.num_prefix_tokens = model.num_prefix_tokens
@@ -75,23 +72,16 @@ class TimmFeatures(nn.Module):
 
     Args:
         model: the model, in eval mode, without classifier.
-        name: timm's name of the model.
         config: timm's data configuration of the model.
     """
 
-    def __init__(self, model: nn.Module, name: str, config: dict[str, Any]) -> None:
+    def __init__(self, model: nn.Module, config: dict[str, Any]) -> None:
         super().__init__()
-        channels, height, width = config["input_size"]
-        if height != width:
-            raise UserError(f"timm {name} takes {width}x{height} images: choose a model for square images")
         self.model = model
-        self.channels = channels
-        self.image_size = height
+        self.channels, self.image_size, _ = config["input_size"]
         self.scale = PixelScale(tuple(config["mean"]), tuple(config["std"]))
         with torch.no_grad():
-            features, _ = self(torch.zeros(1, channels, height, width))
-        if features.ndim != 2:
-            raise UserError(f"timm {name} has no pooled features: choose a model with global pooling")
+            features, _ = self(torch.zeros(1, *config["input_size"]))
         self.dim = features.shape[1]
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> tuple[Float[Tensor, "b d"], None]:
@@ -113,7 +103,6 @@ def timm_vit(name: str, file: Path | None = None, size: int | None = None) -> Ti
     import timm
     from timm.models.vision_transformer import VisionTransformer
 
-    check_timm_name(name)
     with explain(f"timm {name}", RuntimeError, ValueError), torch.device("meta"):
         model = timm.create_model(name, num_classes=0)
     if not isinstance(model, VisionTransformer):
@@ -134,7 +123,6 @@ def open_timm(name: str, file: Path | None = None, size: int | None = None) -> n
     """
     import timm
 
-    check_timm_name(name)
     sizes = {} if size is None else {"img_size": size}
     if file is not None:
         with explain(f"timm {name}", RuntimeError, ValueError):
@@ -147,14 +135,6 @@ def open_timm(name: str, file: Path | None = None, size: int | None = None) -> n
     if licence := model.pretrained_cfg.get("license"):
         print(f"{name}: licence {licence}")
     return model.eval()
-
-
-def check_timm_name(name: str) -> None:
-    """Raise a UserError unless timm has a model of this name."""
-    import timm
-
-    if not timm.is_model(name):
-        raise UserError(f"timm has no model {name}: timm.list_models('vit_*', pretrained=True) names some with weights")
 
 
 def load_timm_weights(model: nn.Module, name: str, file: Path) -> None:
@@ -172,11 +152,15 @@ def load_timm_weights(model: nn.Module, name: str, file: Path) -> None:
     weights = as_type(dict[str, Tensor], contents, f"weights in {file}")
     check_weights(file, weights)
     own = model.state_dict().keys()
-    outside = OUTSIDE + _name_classifiers(model)
+    classifiers = model.pretrained_cfg.get("classifier") or ()  # a distilled model has two
+    if isinstance(classifiers, str):
+        classifiers = (classifiers,)
+    outside = (*OUTSIDE, *classifiers)
     state = {key: value for key, value in weights.items() if key in own or not key.startswith(outside)}
     if isinstance(model, VisionTransformer):
         with explain(f"{file} does not fit {name}", Exception):  # timm uses the weights without a check of shapes
-            registers = _count_registers(state)
+            tokens = state.get("reg_token", state.get("register_tokens"))  # named by timm or facebookresearch/dinov2
+            registers = 0 if tokens is None else tokens.shape[1]
             if registers != model.num_reg_tokens:  # timm would take them for patches, or patches for them
                 raise ValueError(f"it has {registers} register tokens, not {model.num_reg_tokens}")
             state = checkpoint_filter_fn(state, model)
@@ -184,19 +168,3 @@ def load_timm_weights(model: nn.Module, name: str, file: Path) -> None:
         hint = "convert decayed and fine-tuned MAEs with uvit-decay import"
         raise UserError(f"{file} does not fit {name}: {problem}; {hint}")
     model.load_state_dict(state)
-
-
-def _count_registers(state: Mapping[str, Tensor]) -> int:
-    """Return the number of register tokens in weights with the names of timm or of facebookresearch/dinov2."""
-    for name in ("reg_token", "register_tokens"):
-        if name in state:
-            return state[name].shape[1]
-    return 0
-
-
-def _name_classifiers(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of the linear classifiers of timm's model: none, one, or two of a distilled model."""
-    classifiers = model.pretrained_cfg.get("classifier") or ()
-    if isinstance(classifiers, str):
-        return (classifiers,)
-    return tuple(classifiers)

@@ -28,7 +28,7 @@ from uvit_decay.files.writing import at_home
 from uvit_decay.metrics.consistency import label_consistency
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.random import subset
-from uvit_decay.terminal.errors import UserError, check_whole
+from uvit_decay.terminal.errors import UserError
 from uvit_decay.terminal.progress import track
 from uvit_decay.terminal.typed import check_types
 
@@ -80,9 +80,6 @@ class Comparison:
     device: torch.device
     batch_size: int = 64
     options: MetricOptions = field(default_factory=MetricOptions)
-
-    def __post_init__(self) -> None:
-        check_whole(1, batch_size=self.batch_size)
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -169,11 +166,7 @@ class Comparison:
         return metadata
 
     def check(self) -> None:
-        """Check the inputs before the long extraction.
-
-        Raises:
-            UserError: there are too few images for a metric, or the statistics are unsuitable.
-        """
+        """Raise a UserError if there are too few images for a metric, or if the statistics are unsuitable."""
         if self.file is not None:
             self.file.check(self.extractor)
         for name, metric in self._entries.items():
@@ -189,8 +182,6 @@ class Comparison:
 
     def _check_count(self, name: str, metric: Metric, source: str, n: int) -> None:
         """Raise a UserError if a source has too few images for a metric."""
-        if n < 2:
-            raise UserError(f"{source} has {n} images: metrics need 2 or more")
         least = self._least(metric)
         if n < least:
             advice = metric.advice.format(n=n)

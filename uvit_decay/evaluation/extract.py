@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,9 +53,6 @@ class Extraction:
             keep: some of FLOATS, and "images" for all images or "shown" for the first ones, as uint8.
             processes: processes that share the work.
             folder: folder of the store; None for the cache of this machine, for references.
-
-        Raises:
-            UserError: the images differ between processes, or change while their features are extracted.
         """
         if processes.size > 1:
             processes.check_same(images.name, images.content())
@@ -77,7 +74,10 @@ class Extraction:
         mine: list[range] = []
         for part in missing[processes.rank :: processes.size]:
             mine += self._split_into_batches(part)
-        reader = self._read_batches(images, mine)
+        if images.prefetch:
+            reader = read_ahead(images.read, mine, self.device)
+        else:
+            reader = (images.read(batch) for batch in mine)
 
         def work(part: range) -> dict[str, Tensor]:
             nfe = images.nfe
@@ -100,14 +100,6 @@ class Extraction:
 
     def _split_into_batches(self, part: range) -> list[range]:
         return [part[start : start + self.batch_size] for start in range(0, len(part), self.batch_size)]
-
-    def _read_batches(self, images: ImageSource, batches: list[range]) -> Iterator[Tensor]:
-        """Yield the images of each batch, read ahead by a thread if the source permits it."""
-        if images.prefetch:
-            yield from read_ahead(images.read, batches, self.device)
-            return
-        for batch in batches:
-            yield images.read(batch)
 
     def _extract(self, images: Tensor, part: range, keep: Sequence[str]) -> dict[str, Tensor]:
         """Return the tensors to store for `images`, a batch of `part`, on the CPU."""

@@ -18,22 +18,15 @@ from uvit_decay.evaluation.image_sources import ImageSource
 from uvit_decay.files.tensor_files import load_tensors, save_tensors
 from uvit_decay.files.writing import cache_folder, check_writable
 from uvit_decay.runtime.distributed import Processes, batches
-from uvit_decay.terminal.errors import UserError
 from uvit_decay.terminal.progress import track
 
 AT_ONCE = 256  # images that are read at a time
-KEY = "key"  # metadata of a stored extractor: everything that its training depended on
 _PATIENCE = 3.0  # seconds after which a bar appears
 
 
 def hash_metadata(metadata: dict[str, Any]) -> str:
     """Return the sha256 of plain values, independent of the order of keys."""
-    return hashlib.sha256(_to_text(metadata).encode()).hexdigest()
-
-
-def _to_text(metadata: dict[str, Any]) -> str:
-    """Return plain values as text, independent of the order of keys."""
-    return json.dumps(metadata, sort_keys=True)
+    return hashlib.sha256(json.dumps(metadata, sort_keys=True).encode()).hexdigest()
 
 
 def lock(path: Path, work: str) -> AbstractContextManager[object]:
@@ -90,7 +83,11 @@ def _load_or_train(extractor: TrainedExtractor, training: ImageSource, processes
     # One of several processes would keep the others waiting for as long as it waits for another program.
     alone = processes.size == 1
     with lock(path.with_suffix(".lock"), f"trains {extractor.name}") if alone else nullcontext():
-        state = processes.broadcast(_read(path, key) if processes.is_main else None)
+        state = None
+        if processes.is_main and path.exists():
+            _, stored = load_tensors(path)
+            state = {name: tensor.clone() for name, tensor in stored.items()}  # not mapped from the file
+        state = processes.broadcast(state)
         if state is None:
             # All processes train, so that none waits for minutes. Processors of other nodes may round differently.
             with track(shown=processes.is_main):
@@ -98,22 +95,8 @@ def _load_or_train(extractor: TrainedExtractor, training: ImageSource, processes
             state = processes.broadcast(extractor.state())
             if processes.is_main:
                 check_writable(path)
-                save_tensors(path, state, {KEY: _to_text(key)})
+                save_tensors(path, state, {})
     extractor.load(state)
-
-
-def _read(path: Path, key: dict[str, Any]) -> dict[str, Tensor] | None:
-    """Return the stored state of an extractor; None if there is none, or if it is damaged, which is reported."""
-    if not path.exists():
-        return None
-    try:
-        metadata, state = load_tensors(path)
-        if metadata.get(KEY) != _to_text(key):
-            raise UserError(f"{path} is not what its name says")
-    except UserError as error:
-        print(f"{error}: it is trained again", file=sys.stderr)
-        return None
-    return {name: tensor.clone() for name, tensor in state.items()}  # not mapped from the file, which may be replaced
 
 
 def _read_images(extractor: TrainedExtractor, training: ImageSource) -> Tensor:

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from uvit_decay.encoders.extractors import Features
 from uvit_decay.evaluation.extractor_cache import hash_metadata
-from uvit_decay.evaluation.image_sources import SOURCE
 from uvit_decay.files.tensor_files import load_tensors, save_tensors
 from uvit_decay.files.validation import read_json, write_json
 from uvit_decay.files.writing import cache_folder, check_writable, remove_remains, writing
@@ -24,7 +23,6 @@ from uvit_decay.terminal.errors import UserError
 FLOATS = Features._fields  # float32 (n, d)
 ABOUT = "about.json"  # describes the store
 OWNER = "whose"  # metadata key of a part: its first image and its store
-OF_STATE = ("files", "size", "time", "read", "n", "parts")  # what changes in a description when these files change
 PARTS_AT_ONCE = 24  # in statistics: one product of many rows is several times faster than many products
 
 
@@ -65,10 +63,7 @@ class FeatureStore:
         """Create the folder, or resume from its parts; return the missing parts. The caller must hold `lock`.
 
         Existing parts are compared with their checksums. A damaged part is reported on stderr and counts as missing.
-        Features of the same files before they changed are removed, which is reported, too.
-
-        Raises:
-            UserError: the folder contains other files, or the features of another evaluation.
+        A folder with other files, or with the features of another evaluation or of files that have changed, is refused.
         """
         check_writable(self.folder, folder=True)
         remove_remains(self.folder)
@@ -78,23 +73,12 @@ class FeatureStore:
             if visible:  # a crash leaves hidden files
                 raise UserError(f"cannot store features in {self.folder}: the folder is not empty")
             write_json(path, self.metadata)
-        stored, ours = read_json(path, object), json.loads(json.dumps(self.metadata))
-        if stored != ours and _have_same_source(stored, ours):
-            self._begin_again()
-        elif stored != ours:
+        if read_json(path, object) != json.loads(json.dumps(self.metadata)):
             raise UserError(
-                f"cannot store features in {self.folder}: it has features of another evaluation; remove it, or name "
-                "another --out"
+                f"cannot store features in {self.folder}: it has features of another evaluation, or of files that have "
+                "changed; remove it, or name another `out`"
             )
         return [part for part in self.parts if self._is_missing(part)]
-
-    def _begin_again(self) -> None:
-        """Remove features of files that have changed since; the description comes last, so that a kill is harmless."""
-        print(f"{self.folder}: its images have changed, all features are extracted again", file=sys.stderr)
-        with writing(self.folder):
-            for part in self.folder.glob("*.safetensors"):
-                part.unlink()
-        write_json(self.folder / ABOUT, self.metadata)
 
     def _is_missing(self, part: range) -> bool:
         """Return whether a part must be extracted; report a damaged one on stderr."""
@@ -127,10 +111,7 @@ class FeatureStore:
         path = self._file(part)
         metadata, tensors = load_tensors(path, verify=part not in self._verified)
         if metadata.get(OWNER) != self._owner(part):
-            raise UserError(
-                f"{path} is a part of an older version, of another store, or of other images of this store: delete the "
-                "folder, and the features are extracted again"
-            )
+            raise UserError(f"{path} is a part of another store, or has other images of this store")
         self._verified.add(part)
         return tensors
 
@@ -138,11 +119,7 @@ class FeatureStore:
         return self.folder / f"{part.start:09d}.safetensors"
 
     def iterate(self, kind: str) -> Iterator[Tensor]:
-        """Yield the tensor `kind` of each part that has one, in order.
-
-        Raises:
-            UserError: a damaged file; the next run extracts it again.
-        """
+        """Yield the tensor `kind` of each part that has one, in order."""
         for part in self.parts:
             tensors = self._read(part)
             if kind in tensors:
@@ -174,21 +151,6 @@ class FeatureStore:
                 path.unlink()
             self.folder.rmdir()
             self.lock.unlink(missing_ok=True)
-
-
-def _have_same_source(stored: Any, ours: dict[str, Any]) -> bool:
-    """Return whether two descriptions differ only in the state of the files that the features are extracted from."""
-    if not (isinstance(stored, dict) and SOURCE in ours.get("images", {})):
-        return False
-    parts = []
-    for about in (stored, ours):
-        images = about.get("images")
-        if not isinstance(images, dict):
-            return False
-        kept = {name: value for name, value in about.items() if name not in OF_STATE}
-        kept["images"] = {name: value for name, value in images.items() if name not in OF_STATE}
-        parts.append(kept)
-    return parts[0] == parts[1]
 
 
 def _check_features(name: str, features: Tensor, n: int) -> None:

@@ -20,16 +20,13 @@ from uvit_decay.data.fingerprint import MOST_MEASURED, hash_array, hash_states, 
 from uvit_decay.data.listing import describe_listing, list_images
 from uvit_decay.data.reading import OnDisk, check_headers, read, size_of
 from uvit_decay.evaluation import npz
-from uvit_decay.generation.options import MOST_IMAGES
-from uvit_decay.generation.samples import PATHS, Samples
+from uvit_decay.generation.samples import Samples
 from uvit_decay.pictures import to_grey
 from uvit_decay.runtime.distributed import COMPARED
 from uvit_decay.runtime.random import subset
-from uvit_decay.terminal.errors import UserError, check_whole, explain
+from uvit_decay.terminal.errors import UserError, explain
 from uvit_decay.terminal.typed import check_types
 
-MOST_CLASSES = 100_000  # limit of the labels of an array
-SOURCE = "path"  # key of the fingerprint of files: their folder, archive or array
 READ = 64  # images of files whose pixels are in the fingerprint: how files are decoded may change
 
 
@@ -104,10 +101,6 @@ class FileImages(ImageSource):
         channels: 1 reads images as grey, 3 as RGB.
         image_size: size that images are cropped to, as ADM does; with None they must be squares of the same size.
         reading: how values of a file become 8 bits.
-
-    Raises:
-        UserError: there are no images, they cannot be read, or they differ in size. At first the headers of at most
-            MOST_MEASURED images are looked at.
     """
 
     def __init__(
@@ -137,7 +130,7 @@ class FileImages(ImageSource):
 
     def fingerprint(self) -> dict[str, Any]:
         fingerprint = {
-            SOURCE: str(self.listing.path.resolve()),
+            "path": str(self.listing.path.resolve()),
             "files": hash_states(self.listing),
             "shape": list(self.shape),
             "read": self.checksum(READ),
@@ -180,22 +173,11 @@ class ArrayImages(ImageSource):
         self.name = path.stem
         self.shape = (channels, height, width)
         if "arr_1" in present:
-            labels = self._read_labels()
+            n = len(self.array)
+            expected = f"labels, whole numbers, ({n},)"
+            labels = npz.read(path, "arr_1", expected, lambda shape, dtype: shape == (n,) and dtype.kind in "iu")
             self.labels = torch.from_numpy(labels.astype(np.int64))
             self.class_names = tuple(str(i) for i in range(int(labels.max()) + 1))
-
-    def _read_labels(self) -> np.ndarray:
-        """Return the labels; raise a UserError unless they are (n,) numbers from 0 to MOST_CLASSES - 1."""
-        n = len(self.array)
-        expected = f"labels, whole numbers from 0, ({n},)"
-
-        def fits(shape: tuple[int, ...], dtype: np.dtype) -> bool:
-            return shape == (n,) and dtype.kind in "iu"
-
-        labels = npz.read(self.path, "arr_1", expected, fits)
-        if labels.min() < 0 or labels.max() >= MOST_CLASSES:
-            raise UserError(f"{self.path}: arr_1 must be {expected}, below {MOST_CLASSES}")
-        return labels
 
     def __len__(self) -> int:
         return len(self.array)
@@ -207,7 +189,7 @@ class ArrayImages(ImageSource):
         return expand_channels(images, self.shape[0])
 
     def fingerprint(self) -> dict[str, Any]:
-        return {**describe_file(SOURCE, self.path), "shape": list(self.shape)}
+        return {**describe_file("path", self.path), "shape": list(self.shape)}
 
 
 class DatasetImages(ImageSource):
@@ -218,37 +200,33 @@ class DatasetImages(ImageSource):
         images: the data set.
         channels: 3 converts grey images to RGB.
         class_names: names of its labels; empty if it has none.
-        chosen: indices of the images to use; None for all.
     """
 
-    def __init__(
-        self, name: str, images: ImageSet, channels: int, class_names: tuple[str, ...], chosen: list[int] | None = None
-    ) -> None:
+    def __init__(self, name: str, images: ImageSet, channels: int, class_names: tuple[str, ...]) -> None:
         self.name = name
         self.images = images
         self.class_names = class_names
-        self.chosen = list(range(len(images))) if chosen is None else chosen
-        first, _ = images[self.chosen[:1]]
+        first, _ = images[[0]]
         _, stored_channels, height, width = first.shape
         _check_channels(name, stored_channels, channels)
         self.shape = (channels, height, width)
         self.has_jpegs = images.has_jpegs
-        self.labels = images.labels[self.chosen] if class_names else None
+        self.labels = images.labels if class_names else None
 
     def __len__(self) -> int:
-        return len(self.chosen)
+        return len(self.images)
 
     def read(self, indices: Sequence[int]) -> Tensor:
-        images, _ = self.images[[self.chosen[i] for i in indices]]
+        images, _ = self.images[list(indices)]
         return expand_channels(images, self.shape[0])
 
     def fingerprint(self) -> dict[str, Any]:
         if isinstance(self.images, InMemory):
             content = hashlib.sha256(self.images.images.cpu().contiguous().numpy()).hexdigest()
-            chosen = self.chosen
+            chosen = list(range(len(self)))
         elif isinstance(self.images, OnDisk):
             content = hash_states(self.images.listing)
-            chosen = [self.images.chosen[i] for i in self.chosen]
+            chosen = list(self.images.chosen)
         else:
             raise UserError(f"{self.name} cannot be compared with samples: give a folder of images")
         indices = hashlib.sha256(repr(chosen).encode()).hexdigest()
@@ -319,7 +297,6 @@ class GeneratedImages(ImageSource):
     prefetch = False  # the network and the extractor share a device
 
     def __init__(self, samples: Samples, num: int, channels: int, class_names: tuple[str, ...] = ()) -> None:
-        check_whole(1, MOST_IMAGES, num=num)
         self.samples = samples
         self.num = num
         self.class_names = class_names
@@ -358,10 +335,7 @@ class GeneratedImages(ImageSource):
         return {**self._file, "sampled": self.samples.metadata()}
 
     def content(self) -> list[Any]:
-        about = self.samples.metadata()
-        for key in PATHS:
-            about.pop(key, None)  # `Processes.check_file` compares these files
-        return [len(self), self.shape, about]
+        return [len(self), self.shape, self.samples.settings()]
 
     def metadata(self) -> dict[str, Any]:
         return {**super().metadata(), **self.samples.metadata()}

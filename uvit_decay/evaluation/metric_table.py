@@ -7,7 +7,7 @@ imported by the functions that compute them, so that --help needs no torch.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -106,7 +106,7 @@ def _precision_recall(inputs: Inputs) -> dict[str, float]:
     return {"precision": precision, "recall": recall}
 
 
-FULL_RANK = "the covariance of fewer images than features says little; take more, use KID or KDD, or add --allow-few"
+FULL_RANK = "the covariance of fewer images than features says little; take more, use KID or KDD, or set `allow_few`"
 
 
 def _frechet(inputs: Inputs) -> dict[str, float]:
@@ -170,7 +170,7 @@ METRICS = {
         _kernel,
         compares_with="images",
         least=lambda options, width: options.kid_subset,
-        advice="--kid-subset {n} or less",
+        advice="set `kid_subset` to {n} or less",
         settings=lambda options: {"kid_subset": options.kid_subset},
         names=KERNEL_NAMES,
     ),
@@ -218,10 +218,6 @@ def name_all_metrics() -> dict[str, Metric]:
 def name_metrics(extractor: Extractor) -> dict[str, Metric]:
     """Return all metrics by their names for the features of an extractor."""
     return {metric.names.get(extractor.family, name): metric for name, metric in METRICS.items()}
-
-
-NAMES = tuple(name_all_metrics())  # in the help
-BY_DEFAULT = tuple(name for name, metric in name_all_metrics().items() if metric.by_default)
 
 
 def collect_values() -> dict[str, Value]:
@@ -280,10 +276,11 @@ def summary(values: Mapping[str, float], extractor: str, real: Mapping[str, floa
 @check_types
 @dataclass(frozen=True)
 class MetricOptions:
-    __doc__ = f"""Metrics.
+    """Metrics.
 
     Args:
-        metrics: some of {",".join(NAMES)}; default: {",".join(BY_DEFAULT)}, as far as features and reference allow.
+        metrics: some of fd,fid,fdd,is,kid,kdd,prc,sfid,mind; default: all but sfid and mind, as far as features and
+            reference allow.
         kid_subset: images in each random subset of KID.
         allow_few: allow Frechet distances of fewer images than features.
     """
@@ -295,7 +292,8 @@ class MetricOptions:
     def __post_init__(self) -> None:
         named = name_all_metrics()
         if not named.keys() >= set(self.metrics or ()):
-            raise UserError(f"--metrics takes some of {','.join(named)}, got {','.join(self.metrics)!r}")
+            known = ",".join(named)
+            raise UserError(f"choose some of {known}, got {','.join(self.metrics)!r}", argument="metrics")
 
     @property
     def spatial(self) -> bool:
@@ -314,10 +312,11 @@ class MetricOptions:
         for name in self.metrics or ():
             if name not in named:
                 own = ",".join(other for other in named if other not in lacking)
-                raise UserError(f"--metrics {name} is not for features {extractor.name}: choose some of {own}")
+                text = f"{name} is not for features {extractor.name}: choose some of {own}"
+                raise UserError(text, argument="metrics")
             if name in lacking:
-                needs = named[name].needs
-                raise UserError(f"--metrics {name} needs {needs}, but {extractor.name} yields none: leave it out")
+                text = f"{name} needs {named[name].needs}, but {extractor.name} yields none: leave it out"
+                raise UserError(text, argument="metrics")
 
     def choose(self, extractor: Extractor, images: int) -> tuple[str, ...]:
         """Return the names of the chosen metrics, or of all default metrics that are possible.
@@ -329,20 +328,17 @@ class MetricOptions:
         self.check_names(extractor)
         if self.metrics:
             return self.metrics
-        return tuple(name for name, obstacle in self._find_obstacles(extractor, images) if obstacle is None)
+        return tuple(name for name, obstacle in self._find_obstacles(extractor, images).items() if obstacle is None)
 
     def explain_omissions(self, extractor: Extractor, images: int) -> dict[str, str]:
         """Return the default metrics that `choose`, with the same arguments, leaves out, each with the reason."""
         if self.metrics:
             return {}
-        omissions = {}
-        for name, obstacle in self._find_obstacles(extractor, images):
-            if obstacle is not None:
-                omissions[name] = obstacle
-        return omissions
+        return {name: obstacle for name, obstacle in self._find_obstacles(extractor, images).items() if obstacle}
 
-    def _find_obstacles(self, extractor: Extractor, images: int) -> Iterator[tuple[str, str | None]]:
-        """Yield each default metric of this extractor, and the reason why it is not possible, or None."""
+    def _find_obstacles(self, extractor: Extractor, images: int) -> dict[str, str | None]:
+        """Return, for each default metric of this extractor, the reason why it is not possible, or None."""
+        obstacles = {}
         for name, metric in name_metrics(extractor).items():
             if not metric.by_default:
                 continue
@@ -354,7 +350,8 @@ class MetricOptions:
                 obstacle = "the reference has only statistics"
             elif metric.compares_with == "images" and images < least:
                 obstacle = f"{images} images on one side, it needs {least}: {metric.advice.format(n=images)}"
-            yield name, obstacle
+            obstacles[name] = obstacle
+        return obstacles
 
 
 def _lacks_output(extractor: Extractor, metric: Metric) -> bool:

@@ -22,8 +22,6 @@ def _open_arrays(path: Path) -> Iterator[np.lib.npyio.NpzFile]:
         check_content(path, file.read(PAGE))
         file.seek(0)
         arrays = np.load(file, allow_pickle=False)
-        if not isinstance(arrays, np.lib.npyio.NpzFile):
-            raise ValueError("a single array, not an .npz")
         with arrays:
             yield arrays
 

@@ -33,9 +33,14 @@ def open_images(
         image_size: size that image files are cropped to, as ADM does; with None they must be squares of the same size.
         on_white: put transparent image files on white; otherwise their transparency is dropped, see `Reading`.
     """
-    stem, _, split = name.rpartition(":")
     if is_data_set(name):
-        return _open_split(stem, split, channels)
+        stem, _, split = name.rpartition(":")
+        if split not in ("train", "test"):
+            raise UserError(f"{name}: the split must be train or test")
+        images = _open_split(stem, split, channels)
+        if images is None:
+            raise UserError(f"{stem} has no test images")
+        return images
     path = at_home(name)
     if not path.exists():
         raise UserError(f"{name} does not exist: give {FORMS}")
@@ -62,22 +67,16 @@ def open_test_images(name: str, channels: int) -> ImageSource | None:
     stem, _, split = name.rpartition(":")
     if not is_data_set(name) or split != "train":
         return None
-    data = build_data(stem)
-    data.setup()
-    if data.test is None:
-        return None
-    return DatasetImages(f"{data.name}-test", data.test, channels, data.class_names)
+    return _open_split(stem, "test", channels)
 
 
-def _open_split(stem: str, split: str, channels: int) -> DatasetImages:
-    """Open the training or test images of a data set in SETS or of a configuration."""
-    if split not in ("train", "test"):
-        raise UserError(f"{stem}:{split}: the split must be train or test")
+def _open_split(stem: str, split: str, channels: int) -> DatasetImages | None:
+    """Open the training or test images of a data set in SETS or of a configuration; None if it has none."""
     data = build_data(stem)
     data.setup()
     images = data.train if split == "train" else data.test
     if data.latents:
-        raise UserError(f"{stem} has latents: name the images from which they were made, with --image-size")
+        raise UserError(f"{stem} has latents: name the images from which they were made, with `image_size`")
     if images is None:
-        raise UserError(f"{stem} has no test images")
+        return None
     return DatasetImages(f"{data.name}-{split}", images, channels, data.class_names)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from uvit_decay.generation.options import LARGEST_GRID
 from uvit_decay.generation.samples import PATHS, Samples
 from uvit_decay.runtime.distributed import Processes, batches
 from uvit_decay.terminal.errors import UserError
-from uvit_decay.terminal.progress import Work, terminal_width, track
+from uvit_decay.terminal.progress import Work, track
 from uvit_decay.terminal.typed import Positive, check_types
 
 METADATA = "sampling.json"  # in a folder of samples
@@ -54,10 +53,7 @@ def write_samples(samples: Samples, num: Positive, out: Path, batch_size: Positi
     Except for a grid, each batch is written as soon as it is complete. Rank 0 must have claimed `out`.
     """
     if processes.size > 1:
-        settings = samples.metadata()
-        for key in PATHS:
-            settings.pop(key, None)
-        processes.check_same("options of the samples", [num, settings])
+        processes.check_same("options of the samples", [num, samples.settings()])
     numbers: Sequence[int] = range(num)
     if not out.suffix:
         absent = find_missing(out, samples, num) if processes.is_main else []
@@ -71,21 +67,15 @@ def write_samples(samples: Samples, num: Positive, out: Path, batch_size: Positi
         return
     existing = num - len(numbers)
     title = f"{samples.sampling.name}, {samples.weights} weights"
-    if not terminal_width():  # a bar has this title
-        print(f"{title}: {num:,} images", file=sys.stderr)
     with track(title, num, "image", existing) as work:  # closed before an error is printed
-        _write(samples, out, numbers, _count_images(parts, work))
+        images = _count_images(parts, work)
+        if not out.suffix:
+            image_io.save_pngs(out, images, numbers)
+        elif out.suffix.lower() == ".npz":
+            image_io.save_npz(out, images, num, samples.labels(numbers))
+        else:
+            image_io.save_image(out, grid(samples, images))
     print(_summarise(samples, out, len(numbers), existing))
-
-
-def _write(samples: Samples, out: Path, numbers: Sequence[int], images: Iterable[Tensor]) -> None:
-    """Write the samples with these numbers, given in batches, to a folder, an .npz or a .png."""
-    if not out.suffix:
-        image_io.save_pngs(out, images, numbers)
-    elif out.suffix.lower() == ".npz":
-        image_io.save_npz(out, images, len(numbers), samples.labels(numbers))
-    else:
-        image_io.save_image(out, grid(samples, images))
 
 
 def _count_images(parts: Iterable[Tensor], work: Work) -> Iterator[Tensor]:
@@ -120,8 +110,7 @@ def grid(samples: Samples, batches: Iterable[Tensor]) -> Image:
 def find_missing(folder: Path, samples: Samples, num: int) -> list[int]:
     """Start or continue a claimed folder of samples 0 to num - 1, and return the indices that are missing.
 
-    Raises:
-        UserError: the folder has samples of other settings, or more than `num`.
+    A folder with samples of other settings, or with more than `num`, is refused.
     """
     checksums = {"sha256": checksum(samples.file)}
     if samples.guide is not None:

@@ -43,13 +43,10 @@ class Guide:
         `DiffusionModel.check` has compared the number of classes, and pixels with latents.
         """
         ours = self.checkpoint.card
-        pairs = zip(ours.class_names, guided.class_names, strict=True)
-        for number, (our_name, their_name) in enumerate(pairs):
-            if our_name != their_name:
-                raise UserError(
-                    f"class {number} is {our_name} in the guide {self.file} and {their_name} in `ckpt`; "
-                    "give a guide that was trained with the same classes"
-                )
+        if ours.class_names != guided.class_names:
+            raise UserError(
+                f"the guide {self.file} has other classes than `ckpt`, or another order: choose another one"
+            )
         if guided.latents is not None:
             guided.latents.check_same(ours.latents, "`ckpt`", f"the guide {self.file}")
 

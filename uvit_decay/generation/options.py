@@ -88,10 +88,6 @@ class SamplingOptions(LoadingOptions):
     precision: Annotated[PrecisionOption | None, Advanced] = None
 
     def __post_init__(self) -> None:
-        self._check_guide()
-
-    def _check_guide(self) -> None:
-        """Raise a UserError if autoguidance lacks an option, or is combined with an option that excludes it."""
         if self.guide is None and self.guide_step is None:
             return
         if self.guide is not None and self.guide_step is not None:
@@ -107,7 +103,10 @@ class SamplingOptions(LoadingOptions):
     def guide_file(self, ckpt: Path) -> Path | None:
         """Return the checkpoint that guides the network in `ckpt`; None without a guide."""
         if self.guide is not None:
-            return self._find_guide(self.guide)
+            path = or_bundled(self.guide)
+            if not path.exists():
+                raise UserError(f"`guide` {self.guide}: no such file; give a .ckpt or .safetensors file")
+            return path
         if self.guide_step is None:
             return None
         path = ckpt.parent / f"step_{self.guide_step:08d}.ckpt"
@@ -115,13 +114,6 @@ class SamplingOptions(LoadingOptions):
             kept = sorted(other.name for other in ckpt.parent.glob("step_*.ckpt"))
             there = ", ".join(kept) or "no step, because keep_every_n_steps of its LastCheckpoint was 0"
             raise UserError(f"`guide_step` {self.guide_step}: {path} does not exist; the run kept {there}")
-        return path
-
-    def _find_guide(self, guide: Path) -> Path:
-        """Return this file or, if it does not exist, the bundled checkpoint of this name."""
-        path = or_bundled(guide)
-        if not path.exists():
-            raise UserError(f"`guide` {guide}: no such file; give a .ckpt or .safetensors file")
         return path
 
     def files(self, ckpt: Path) -> list[Path]:

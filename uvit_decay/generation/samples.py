@@ -22,7 +22,7 @@ from uvit_decay.latents.autoencoder import decoder
 from uvit_decay.pictures import to_uint8
 from uvit_decay.runtime.distributed import cpu_threads, pick_device
 from uvit_decay.runtime.random import ROWS, list_whole_numbers, uniform
-from uvit_decay.terminal.errors import UserError, check_whole
+from uvit_decay.terminal.errors import UserError
 from uvit_decay.terminal.program import or_bundled
 from uvit_decay.terminal.typed import Bounds, check_types
 
@@ -61,7 +61,7 @@ class Samples:
     at_random: bool = False
     seed: Annotated[int, Bounds(0, 2**63 - 1)] = 0
     decode: Callable[[Tensor], Tensor] = to_uint8
-    shape: tuple[int, int, int] | None = None
+    shape: Annotated[tuple[int, int, int] | None, Bounds(1, 2**16)] = None
     vae: str | None = None
     vae_sha256: str | None = None
     checkpoint: Checkpoint | None = None
@@ -73,8 +73,6 @@ class Samples:
     def __post_init__(self) -> None:
         self.classes = list_whole_numbers("classes", self.classes, self.model.num_classes - 1)
         self.shape = self.shape or self.model.shape
-        channels, height, width = self.shape
-        check_whole(1, 2**16, **{"channels of shape": channels, "height of shape": height, "width of shape": width})
         guide = self.model.guide
         if guide is not None:
             guide = replace(guide, net=self._counter(guide))
@@ -125,16 +123,12 @@ class Samples:
 
     def images(self, indices: Sequence[int]) -> Tensor:
         """Return the samples with these indices, in one batch: uint8 (b, c, h, w) on the sampling device."""
-        threads = 1 if self._is_tiny() else None  # more threads are up to 3 times slower on a busy machine
+        on_cpu = self.model.device.type == "cpu" and self.model.pixels
+        is_tiny = on_cpu and sum(parameter.numel() for parameter in self.model.net.parameters()) < TINY
+        threads = 1 if is_tiny else None  # more threads are up to 3 times slower on a busy machine
         labels = self.labels(indices)
         with cpu_threads(threads):
             return generate_uint8(self._counted, self.sampling, indices, labels, self.seed, self.decode)
-
-    def _is_tiny(self) -> bool:
-        """Return whether the network samples pixels on the CPU and has few parameters."""
-        if self.model.device.type != "cpu" or not self.model.pixels:
-            return False
-        return sum(parameter.numel() for parameter in self.model.net.parameters()) < TINY
 
     def labels(self, indices: Sequence[int]) -> list[int] | None:
         """Return the classes of samples i, functions of (seed, i) alone; None for an unconditional network."""
@@ -177,6 +171,10 @@ class Samples:
             "labels": self._labels_in_words(),
         }
 
+    def settings(self) -> dict[str, Any]:
+        """Return the metadata without the paths of files, which `Processes.check_file` compares."""
+        return {key: value for key, value in self.metadata().items() if key not in PATHS}
+
     @property
     def name(self) -> str:
         """A short name for keys and file names, such as `ema_dpm++25_w2_seed0`."""
@@ -190,17 +188,14 @@ class Samples:
         if self.classes and self.at_random:
             parts.append("random-labels")
         if not self._all_classes():
-            parts.append(self._classes_in_short())
+            listed = "-".join(map(str, self.classes))
+            if len(self.classes) <= 10:
+                parts.append(f"classes{listed}")
+            else:
+                parts.append(f"{len(self.classes)}classes-{crc32(listed.encode()):08x}")
         if self.vae and self.vae != self.checkpoint.card.latents.vae:
             parts.append(f"vae-{Path(self.vae).name}")
         return "_".join(parts)
-
-    def _classes_in_short(self) -> str:
-        """Return up to ten class numbers, or the number of classes and a checksum."""
-        listed = "-".join(map(str, self.classes))
-        if len(self.classes) <= 10:
-            return f"classes{listed}"
-        return f"{len(self.classes)}classes-{crc32(listed.encode()):08x}"
 
     def _mark_protocol(self) -> str:
         """Return the name of the protocol, marked with all changes to it; taking labels in turn is also a change."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from uvit_decay.terminal.errors import UserError, require_shape
+from uvit_decay.terminal.errors import require_shape
 from uvit_decay.terminal.typed import check_types
 
 
@@ -17,7 +17,5 @@ def label_consistency(logits: Float[Tensor, "n k"], labels: Int64[Tensor, " n"])
     labels the accuracy of the classifier.
     """
     require_shape(logits.shape[:1], labels=labels)
-    if not len(labels):
-        raise UserError("label consistency: there are no images")
     right = logits.argmax(1) == labels
     return float(right.double().mean())

@@ -16,7 +16,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from uvit_decay.metrics.frechet import check_features
-from uvit_decay.terminal.errors import check_whole
 from uvit_decay.terminal.typed import Bounds, Positive, Seed, check_types
 
 
@@ -41,7 +40,6 @@ def kernel_distance(
         seed: seed of the subsets.
     """
     check_features("the kernel distance", real, fake)
-    check_whole(2, min(len(real), len(fake)), subset_size=subset_size)
     stream = np.random.RandomState(seed)  # noqa: NPY002 - torch-fidelity uses the legacy generator
 
     def draw(x: Tensor) -> Tensor:

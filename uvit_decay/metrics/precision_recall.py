@@ -84,7 +84,7 @@ def nearest(
 
 def _compute_squared_radii(side: str, x: Tensor, k: int, block: int) -> Tensor:
     """Return NND_k(x, X)^2 for each x of X, float32 (n,)."""
-    if k < 1 or len(x) <= k:
+    if len(x) <= k:
         raise UserError(f"the {k} nearest neighbours need more than {k} {side} images, got {len(x)}")
     squared, _ = _nearest_squared(x, x, k + 1, block)
     return squared[:, k]  # the first neighbour is x itself, or a duplicate of it
@@ -92,8 +92,6 @@ def _compute_squared_radii(side: str, x: Tensor, k: int, block: int) -> Tensor:
 
 def _nearest_squared(queries: Tensor, keys: Tensor, k: int, block: int) -> tuple[Tensor, Tensor]:
     """Return the squared distances to the k nearest keys, float32 ascending, and their indices; ties by index."""
-    if not 1 <= k <= len(keys):
-        raise UserError(f"the {k} nearest neighbours need at least {k} images to choose from, got {len(keys)}")
     # topk does not specify the order of ties. So each candidate is one int64: the bits of its float32 distance in the
     # upper half, the index of the key in the lower half. Floats >= 0 are ordered like their bits, so the smallest
     # integers are the nearest keys, with ties by index. `last` is larger than any candidate.

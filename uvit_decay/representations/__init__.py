@@ -7,6 +7,7 @@ MODULES = {
     "Classification": "probe_options",
     "Prober": "probing",
     "Grid": "grid",
+    "LayerTable": "grid",
     "Classifying": "classification",
     "PROTOCOLS": "probe_protocols",
     "Protocol": "probe_protocols",

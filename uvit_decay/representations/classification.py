@@ -39,13 +39,14 @@ class Classifying:
     def __post_init__(self) -> None:
         net = self.network.net
         check_network(net, self.network.path)
+        if self.network.is_encoder and self.options.time is not None:
+            raise UserError("this network is an encoder and sees clean images; leave it out", argument="time")
         for name, protocol in self.protocols.items():
-            protocol.check(self.options, self.network.is_encoder)
             check_pool(net, self.pools[name])
             check_data(self.data, protocol, self.options)
         _ = self.layer  # raises a UserError
         if self.options.norm and final_norm(net) is None:
-            raise UserError(f"--norm: this {type(net).__name__} has no final layer norm; leave it out")
+            raise UserError(f"this {type(net).__name__} has no final layer norm; leave it out", argument="norm")
 
     @property
     def protocols(self) -> dict[str, PointProtocol]:

@@ -22,7 +22,6 @@ from uvit_decay.runtime.concurrency import free_threads, in_threads, read_ahead
 from uvit_decay.runtime.distributed import Processes, batches
 from uvit_decay.runtime.precision import Precision, computing
 from uvit_decay.runtime.random import indices_on, normal
-from uvit_decay.terminal.errors import check_whole
 from uvit_decay.terminal.progress import track
 
 if TYPE_CHECKING:  # data are Lightning's
@@ -99,45 +98,6 @@ class TokenReader:
     precision: Precision
     batch_size: int
 
-    def __post_init__(self) -> None:
-        check_whole(1, batch_size=self.batch_size)
-
-    def states(
-        self,
-        read: Callable[[list[int]], Tensor],
-        indices: Sequence[int],
-        layers: Sequence[int],
-        level: float,
-        key: NoiseKey,
-        reduce: Callable[[Tensor], Tensor],
-        processes: Processes,
-    ) -> Iterator[Float[Tensor, "layers ..."]]:
-        """Yield `reduce` of the token states of the layers, stacked, on the CPU, for each batch in order.
-
-        Args:
-            read: function that returns stored images; called in a thread ahead of the network.
-            indices: the images.
-            layers: numbers of layers, ascending; later ones never run.
-            level: noise level of a denoiser's images.
-            key: key of the noise, which depends on it and on the indices.
-            reduce: function of the token states (b, n, d) of a layer.
-            processes: processes that share the batches. Only the first one gets the states, but all must exhaust the
-                iterator.
-        """
-        jobs = _split(indices, self.batch_size, processes.size)
-
-        @torch.no_grad()
-        def work(part: list[int]) -> Tensor:
-            states = self._run(next(stored), part, layers, level, [key])
-            with computing(self.device, self.precision):
-                reduced = torch.stack([reduce(state) for state in states])
-            return reduced.cpu()
-
-        # The batches of this process, in the order in which `map_ordered` asks for them.
-        mine = jobs[processes.rank :: processes.size]
-        with self._read_ahead(read, mine) as stored:
-            yield from processes.map_ordered(jobs, work)
-
     @torch.no_grad()
     def visit(
         self,
@@ -150,17 +110,17 @@ class TokenReader:
     ) -> None:
         """Call `see` with the position of each layer in `layers` and its token states, on the device, batch by batch.
 
-        All draws of an image are in the same batch of `batch_size` states.
+        All draws of an image are in the same batch, of `batch_size` states or, if there are more draws, one image.
 
         Args:
             read: function that returns stored images; called in a thread ahead of the network.
             indices: the images.
             layers: numbers of layers, ascending; later ones never run.
             level: noise level of a denoiser's images.
-            keys: keys of the noise draws, `batch_size` at most; a noise depends on its key and on the image's index.
+            keys: keys of the noise draws; a noise depends on its key and on the image's index.
             see: function (position, token states) that keeps what it needs.
         """
-        jobs = _split(indices, self.batch_size // len(keys))
+        jobs = _split(indices, max(1, self.batch_size // len(keys)))
         with self._read_ahead(read, jobs) as stored:
             for part in jobs:
                 states = self._run(next(stored), part, layers, level, keys)
@@ -222,18 +182,30 @@ class TokenReader:
             norm: layer norm to apply before pooling; None for none.
             title: title of the progress; None shows none.
         """
+        jobs = _split(chosen, self.batch_size, processes.size)
 
-        def reduce(state: Tensor) -> Tensor:
-            tokens = state if norm is None else norm(state)
-            return torch.stack([pooled(tokens, pool, self.net.num_prefix_tokens) for pool in pools])
+        @torch.no_grad()
+        def work(part: list[int]) -> Float[Tensor, "pools layers b d"]:
+            layer_features = []
+            with computing(self.device, self.precision):
+                for state in self._run(next(stored), part, layers, level, [key]):
+                    tokens = state if norm is None else norm(state)
+                    by_pool = [pooled(tokens, pool, self.net.num_prefix_tokens) for pool in pools]
+                    layer_features.append(torch.stack(by_pool))
+            return torch.stack(layer_features, dim=1).cpu()
 
         out = torch.empty(len(pools), len(layers), len(chosen), self.net.dim)
         start = 0
         shown = title is not None and processes.is_main
-        with track(title or "", len(chosen), "image", shown=shown) as work:
-            for part in self.states(images.stored, chosen, layers, level, key, reduce, processes):
-                end = start + part.shape[2]  # (layers, pools, b, d)
-                out[:, :, start:end] = part.transpose(0, 1)
+        # The batches of this process, in the order in which `map_ordered` asks for them.
+        mine = jobs[processes.rank :: processes.size]
+        with (
+            self._read_ahead(images.stored, mine) as stored,
+            track(title or "", len(chosen), "image", shown=shown) as progress,
+        ):
+            for part in processes.map_ordered(jobs, work):
+                end = start + part.shape[2]
+                out[:, :, start:end] = part
                 start = end
-                work.update(part.shape[2])
+                progress.update(part.shape[2])
         return out

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jaxtyping import Float
+from jaxtyping import Float64
 from torch import Tensor
 
 from uvit_decay.files.validation import write_json
@@ -34,8 +34,97 @@ BEST_ON_TEST = "best_on_test_accuracy"
 
 
 @dataclass(frozen=True)
-class Grid:
-    """Probe scores: `scores[name]` is (levels, layers), float64, a mean over noise draws; accuracies lie in [0, 1].
+class LayerTable:
+    """Scores of the layers of a network at noise levels: `scores[name]` is (levels, layers), float64.
+
+    Args:
+        layers: the layers by number: 0 the embeddings, i the output of block i.
+        times: noise levels.
+        scores: the scores by name.
+        protocol: everything that the scores depend on except the weights, as plain values.
+    """
+
+    files = ()  # names of the files that `save` writes
+    layers: Mapping[int, Layer]
+    times: tuple[float, ...]
+    scores: Mapping[str, Float64[Tensor, "levels layers"]]
+    protocol: Mapping[str, Any]
+
+    @classmethod
+    def remove(cls, folder: Path) -> None:
+        """Remove the files of an earlier measurement from a folder."""
+        for name in cls.files:
+            (folder / name).unlink(missing_ok=True)
+
+    @property
+    def columns(self) -> Mapping[str, Tensor]:
+        """The columns of the table, by name."""
+        return self.scores
+
+    def average(self, name: str, number: int) -> float:
+        """Return the mean of a score of a layer over the noise levels."""
+        column = list(self.layers).index(number)
+        return float(self.scores[name][:, column].mean())
+
+    def cells(self) -> list[dict[str, Any]]:
+        """Return each grid point as plain values: its place, and its scores by name."""
+        cells = []
+        for level, t in enumerate(self.times):
+            for column, (number, layer) in enumerate(self.layers.items()):
+                cell: dict[str, Any] = {"layer": number, "name": layer.name, "kind": layer.kind, "t": t}
+                for name, values in self.columns.items():
+                    cell[name] = float(values[level, column])
+                cells.append(cell)
+        return cells
+
+    def describe_network(self, weights: str) -> str:
+        """Return the weights and the precision of the network as text."""
+        network = f"{weights} weights"
+        if "precision" in self.protocol:
+            network += f" in {self.protocol['precision']}"
+        return network
+
+    def describe_images(self) -> str:
+        """Return the noise levels and the noise of the images as text."""
+        if not any(self.times):
+            return "clean images"
+        levels = ",".join(f"{t:g}" for t in self.times)
+        return f"t of {levels}, {self.protocol['noise']}"
+
+    def write(self, table: Path) -> None:
+        """Write one line per grid point, below a line of names; scores have six digits."""
+        cells = self.cells()
+        lines = [",".join(cells[0])]
+        for cell in cells:
+            words = []
+            for name, value in cell.items():
+                words.append(str(value) if name in PLACE else f"{value:.6g}")
+            lines.append(",".join(words))
+        text = "\n".join(lines) + "\n"
+        with replacing(table) as file:
+            file.write(text.encode())
+
+    def draw(self, path: Path, name: str, title: str, marked: tuple[int, int] | None = None) -> None:
+        """Draw a score, times 100, with a frame around the grid point `marked`, (level, column), if any."""
+        columns = [f"{t:g}" for t in self.times]
+        x_label = "noise level t"
+        if not any(self.times):
+            columns = ["clean images"]
+            x_label = ""
+        heat_map(
+            path,
+            100 * self.scores[name].T,
+            rows=[f"{number} {layer.name}" for number, layer in self.layers.items()],
+            columns=columns,
+            labels=(x_label, "features after"),
+            title=title,
+            marked=marked and marked[::-1],
+        )
+
+
+@dataclass(frozen=True)
+class Grid(LayerTable):
+    """Probe scores, means over noise draws, accuracies in [0, 1]; see also the arguments of `LayerTable`.
 
     The names are the protocol's: SCORES, or `test_accuracy` and perhaps `cknna`.
 
@@ -51,18 +140,11 @@ class Grid:
     - `mean_share` is the share of the mean in the mean square of the pooled features.
 
     Args:
-        layers: the layers by number: 0 the embeddings, i the output of block i.
-        times: noise levels.
-        scores: the scores by name.
-        protocol: everything that the scores depend on except the weights, as plain values.
         spread: standard deviations over the draws by name; empty for one draw.
         chosen_by: the score that chooses the best grid point. If it is `test_accuracy`, this is biased upwards.
     """
 
-    layers: Mapping[int, Layer]
-    times: tuple[float, ...]
-    scores: Mapping[str, Tensor]
-    protocol: Mapping[str, Any]
+    files = (PROBE_TABLE, PROBE_REPORT, PROBES_PICTURE, CKNNA_PICTURE)
     spread: Mapping[str, Tensor] = field(default_factory=dict)
     chosen_by: str = "held_out_accuracy"
 
@@ -78,15 +160,11 @@ class Grid:
 
     def average_layer(self, number: int) -> dict[str, float]:
         """Return accuracy, knn, the ranks and the share of the mean of a layer, averaged over noise levels."""
-        column = list(self.layers).index(number)
         names = {"accuracy": "test_accuracy", "knn": "knn_accuracy"}
         for name in self.scores:
             if name.startswith((*RANKS, "mean_share")):
                 names[name] = name
-        averages = {}
-        for short, name in names.items():
-            averages[short] = float(self.scores[name][:, column].mean())
-        return averages
+        return {short: self.average(name, number) for short, name in names.items()}
 
     def summary(self) -> dict[str, Any]:
         """Return the best grid point, and the best test scores of all grid points, as plain values.
@@ -106,26 +184,19 @@ class Grid:
     def number(self, weights: str) -> str:
         """Return the complete name of the best accuracy, one line: everything to be stated with the number."""
         protocol = self.protocol
-        network = f"{weights} weights"
-        if "precision" in protocol:
-            network += f" in {protocol['precision']}"
-        images = "clean images"
-        if any(self.times):
-            levels = ",".join(f"{t:g}" for t in self.times)
-            images = f"t of {levels}, {protocol['noise']}"
         count = len(self.times) * len(self.layers)
         chosen_on = "the test images (best_on_test)" if self.best_is_on_test else "held-out training images"
         return (
-            f"probe protocol {protocol['protocol']}, {network}, pool {protocol['pool']}, {images}, "
-            f"seed {protocol['seed']}, best of {count} grid points on {chosen_on}"
+            f"probe protocol {protocol['protocol']}, {self.describe_network(weights)}, pool {protocol['pool']}, "
+            f"{self.describe_images()}, seed {protocol['seed']}, best of {count} grid points on {chosen_on}"
         )
 
     def _cell(self, level: int, column: int) -> dict[str, Any]:
         """Return the place of a grid point, its scores and their spread, as plain values."""
-        return list_cells(self.layers, self.times, self._columns)[level * len(self.layers) + column]
+        return self.cells()[level * len(self.layers) + column]
 
     @property
-    def _columns(self) -> dict[str, Tensor]:
+    def columns(self) -> dict[str, Tensor]:
         """The scores by name, then their standard deviations, whose names end in `_std`."""
         return {**self.scores, **{f"{name}_std": values for name, values in self.spread.items()}}
 
@@ -156,89 +227,22 @@ class Grid:
             what: name of the network or step that was probed, for titles.
             metadata: description of the network with its `weights`; writes probes.json, too.
         """
-        cells = list_cells(self.layers, self.times, self._columns)
-        write_cells(folder / PROBE_TABLE, cells)
+        self.write(folder / PROBE_TABLE)
         if metadata is not None:
             number = self.number(metadata["weights"])
             protocol = {**self.protocol, **metadata}
-            report = {"number": number, "best": self.summary(), "protocol": protocol, "cells": cells}
+            report = {"number": number, "best": self.summary(), "protocol": protocol, "cells": self.cells()}
             write_json(folder / PROBE_REPORT, report)
         title = f"{what}: test accuracy in %, probe protocol {self.protocol['protocol']}"
         title += f"; framed: best on {'test' if self.best_is_on_test else 'held-out'} images"
-        draw_cells(folder / PROBES_PICTURE, self.layers, self.times, self.scores[TEST], title, self.best())
+        self.draw(folder / PROBES_PICTURE, TEST, title, self.best())
         if "cknna" in self.scores:
             about = self.protocol["reference"]
             settings = f"k {about['neighbours']}, {about['images']} images, times 100; framed: largest"
             title = f"CKNNA of {what} with {about['checkpoint']}, {settings}"
-            best = self.best("cknna")
-            draw_cells(folder / CKNNA_PICTURE, self.layers, self.times, self.scores["cknna"], title, best)
+            self.draw(folder / CKNNA_PICTURE, "cknna", title, self.best("cknna"))
         else:
             (folder / CKNNA_PICTURE).unlink(missing_ok=True)
-
-
-def remove_grid(folder: Path) -> None:
-    """Remove the files of an earlier measurement from a folder."""
-    for name in (PROBE_TABLE, PROBE_REPORT, PROBES_PICTURE, CKNNA_PICTURE):
-        (folder / name).unlink(missing_ok=True)
-
-
-def list_cells(
-    layers: Mapping[int, Layer], times: Sequence[float], scores: Mapping[str, Tensor]
-) -> list[dict[str, Any]]:
-    """Return each grid point as plain values: its place, and its scores by name.
-
-    Args:
-        layers: the layers by number.
-        times: noise levels.
-        scores: scores by name, each (levels, layers).
-    """
-    cells = []
-    for level, t in enumerate(times):
-        for column, (number, layer) in enumerate(layers.items()):
-            cell: dict[str, Any] = {"layer": number, "name": layer.name, "kind": layer.kind, "t": t}
-            for name, values in scores.items():
-                cell[name] = float(values[level, column])
-            cells.append(cell)
-    return cells
-
-
-def draw_cells(
-    path: Path,
-    layers: Mapping[int, Layer],
-    times: Sequence[float],
-    values: Float[Tensor, "levels layers"],
-    title: str,
-    marked: tuple[int, int] | None = None,
-) -> None:
-    """Draw a score, times 100, with a frame around the grid point `marked`, (level, column), if any."""
-    rows = [f"{number} {layer.name}" for number, layer in layers.items()]
-    columns = [f"{t:g}" for t in times]
-    x_label = "noise level t"
-    if not any(times):
-        columns = ["clean images"]
-        x_label = ""
-    heat_map(
-        path,
-        100 * values.T,
-        rows=rows,
-        columns=columns,
-        labels=(x_label, "features after"),
-        title=title,
-        marked=marked and marked[::-1],
-    )
-
-
-def write_cells(path: Path, cells: Sequence[Mapping[str, Any]]) -> None:
-    """Write one line per grid point, below a line of names; scores have six digits."""
-    lines = [",".join(cells[0])]
-    for cell in cells:
-        words = []
-        for name, value in cell.items():
-            words.append(str(value) if name in PLACE else f"{value:.6g}")
-        lines.append(",".join(words))
-    text = "\n".join(lines) + "\n"
-    with replacing(path) as file:
-        file.write(text.encode())
 
 
 def _format_score(cell: Mapping[str, Any], name: str) -> str:

@@ -21,8 +21,8 @@ from torch.nn.functional import pad
 
 from uvit_decay.runtime.precision import without_autocast
 from uvit_decay.runtime.random import generator
-from uvit_decay.terminal.errors import UserError, check_numbers, check_whole, require_shape
-from uvit_decay.terminal.typed import Bounds, check_types
+from uvit_decay.terminal.errors import UserError, require_shape
+from uvit_decay.terminal.typed import Bounds, Within, check_types
 
 LOGITS = 2**20  # logits of a chunk of samples: 4 MiB fit a CPU's cache; all n x k x r are never allocated
 PAIRS = 6  # (step, change of the gradient) pairs that L-BFGS stores
@@ -245,10 +245,10 @@ def logistic_grid(
     train_labels: Labels,
     test: Float[Tensor, "m n2 d"],
     test_labels: Int64[Tensor, " n2"],
-    l2_grid: Sequence[float] = L2_GRID,
+    l2_grid: Annotated[tuple[float, ...], Within("(0, inf)")] = L2_GRID,
     device: torch.device | str = "cpu",
     budget: Annotated[int, Bounds(1, 2**63 - 1)] = 2**30,
-    iterations: tuple[int, int] = (8, 4),
+    iterations: Annotated[tuple[int, int], Bounds(1)] = (8, 4),
 ) -> GridScores:
     """Fit logistic regressions for all grid points and l2 penalties at once, each on standardised features.
 
@@ -270,10 +270,6 @@ def logistic_grid(
         iterations: largest number of gradients of the first and of the second fit.
     """
     check_cells(train, train_labels, test, test_labels)
-    for number in iterations:
-        check_whole(1, iterations=number)
-    for penalty in l2_grid:
-        check_numbers("(0, inf)", l2_grid=penalty)
     n = len(train_labels)
     if n < 5 or not l2_grid:
         raise UserError(f"a grid of probes needs five training samples and an l2 penalty, got {n} and {len(l2_grid)}")

@@ -19,7 +19,6 @@ differences between images.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,9 +28,9 @@ from torch import Tensor
 
 from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.files.validation import write_json
-from uvit_decay.nn.intermediates import HasIntermediates, Layer, layer_indices
+from uvit_decay.nn.intermediates import HasIntermediates, layer_indices
 from uvit_decay.representations.features import TokenReader, compute_rows
-from uvit_decay.representations.grid import draw_cells, list_cells, write_cells
+from uvit_decay.representations.grid import LayerTable
 from uvit_decay.representations.probe_options import Probing
 from uvit_decay.representations.probing import check_same_images
 from uvit_decay.runs.history import NOISE_REPORT, NOISE_TABLE
@@ -122,36 +121,15 @@ NOISE_SCORES = (NOISE_SHARE, WITHIN, BETWEEN)
 NOISE_PICTURE = "noise_share.png"
 
 
-@dataclass(frozen=True)
-class NoiseTable:
-    """Noise shares of the layers of a denoiser at every noise level.
+class NoiseTable(LayerTable):
+    """F, W and B of the layers of a denoiser, by the names NOISE_SCORES; see the arguments of `LayerTable`."""
 
-    Args:
-        layers: the layers by number: 0 the embeddings, i the output of block i.
-        times: noise levels.
-        scores: F, W and B by the names NOISE_SCORES, each float64 (levels, layers).
-        protocol: everything that they depend on except the weights, as plain values.
-    """
-
-    layers: Mapping[int, Layer]
-    times: tuple[float, ...]
-    scores: Mapping[str, Float64[Tensor, "levels layers"]]
-    protocol: Mapping[str, Any]
-
-    def average_layer(self, number: int) -> float:
-        """Return the mean of a layer's noise shares over the noise levels."""
-        column = list(self.layers).index(number)
-        return float(self.scores[NOISE_SHARE][:, column].mean())
+    files = (NOISE_TABLE, NOISE_REPORT, NOISE_PICTURE)
 
     def number(self, weights: str) -> str:
         """Return everything to be stated with the noise shares, in one line."""
-        about = self.protocol
-        network = f"{weights} weights"
-        if "precision" in about:
-            network += f" in {about['precision']}"
-        levels = ",".join(f"{t:g}" for t in self.times)
-        images = f"t of {levels}, {about['noise']}"
-        return f"noise share of token states, {network}, {images}, seed {about['seed']}"
+        about = f"{self.describe_network(weights)}, {self.describe_images()}, seed {self.protocol['seed']}"
+        return f"noise share of token states, {about}"
 
     def text(self, weights: str) -> str:
         """Return the noise shares of the first, the last and the lowest layer at each noise level, for people."""
@@ -173,20 +151,12 @@ class NoiseTable:
             what: name of the network or step that was measured, for titles.
             metadata: description of the network with its `weights`; writes noise_share.json, too.
         """
-        cells = list_cells(self.layers, self.times, self.scores)
-        write_cells(folder / NOISE_TABLE, cells)
+        self.write(folder / NOISE_TABLE)
         if metadata is not None:
             protocol = {**self.protocol, **metadata}
-            report = {"number": self.number(metadata["weights"]), "protocol": protocol, "cells": cells}
+            report = {"number": self.number(metadata["weights"]), "protocol": protocol, "cells": self.cells()}
             write_json(folder / NOISE_REPORT, report)
-        title = f"{what}: noise share in %, {self.protocol['noise']}"
-        draw_cells(folder / NOISE_PICTURE, self.layers, self.times, self.scores[NOISE_SHARE], title)
-
-
-def remove_noise_tables(folder: Path) -> None:
-    """Remove the files of an earlier measurement from a folder."""
-    for name in (NOISE_TABLE, NOISE_REPORT, NOISE_PICTURE):
-        (folder / name).unlink(missing_ok=True)
+        self.draw(folder / NOISE_PICTURE, NOISE_SHARE, f"{what}: noise share in %, {self.protocol['noise']}")
 
 
 def measure_noise_share(

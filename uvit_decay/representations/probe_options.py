@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from uvit_decay.generation.options import LARGEST_GRID, Count, LoadingOptions, Seed
 from uvit_decay.runtime.constants import Pool
-from uvit_decay.terminal.errors import UserError
 from uvit_decay.terminal.typed import Bounds, Needs, Within, check_types
 
 TIMES = (0.01, 0.03, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
 TIME = 0.1  # noise level of a denoiser's images where a command reads a single one
 NOISE_ALONE = "noise-share"  # --protocol of the noise share without probes
 NOISE_DRAWS = 4  # draws of each image for it
-CLASSIFYING = ("pool", "max_train", "max_test", "neighbours", "uniform", "draws", "epochs")  # options of classifiers
+FEW_SHOTS = ("few-shot-1", "few-shot-5", "few-shot-10")
 Most = Annotated[int, Bounds(1, 2**31)]
+Epochs = Annotated[int, Bounds(1, 10_000)]
+
+
+def name_changes(options: Any, *unnamed: str) -> str:
+    """Return the options that are not the defaults, for file names: "-pool-cls-layer-3"; those in `unnamed` are not."""
+    name = ""
+    for field in fields(options):
+        value = getattr(options, field.name)
+        if field.name in unnamed or value == field.default:
+            continue
+        if isinstance(value, tuple):
+            value = "+".join(map(str, value))
+        name += f"-{field.name}-{value}"
+    return name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,16 +55,8 @@ class ProtocolOptions:
 
     @property
     def name(self) -> str:
-        """The options that change results and are not the defaults, for file names: "-pool-cls-layer-3"."""
-        name = ""
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name == "batch_size" or value == field.default:
-                continue
-            if isinstance(value, tuple):
-                value = "+".join(map(str, value))
-            name += f"-{field.name}-{value}"
-        return name
+        """The options that change results and are not the defaults, for file names."""
+        return name_changes(self, "batch_size")
 
 
 @check_types
@@ -77,38 +81,25 @@ class Probing(ProtocolOptions):
         noise_images: test images for the noise share, a fixed random choice.
     """
 
-    times: tuple[float, ...] | None = None
+    NEEDS = {
+        "epochs": Needs("protocol", unless=("paper", NOISE_ALONE)),
+        "neighbours": Needs("protocol", unless=("ddae", "repa", NOISE_ALONE)),
+        "uniform": Needs("protocol", unless=("ddae", "repa", NOISE_ALONE)),
+        "pool": Needs("protocol", unless=(NOISE_ALONE,)),
+        "max_train": Needs("protocol", unless=(NOISE_ALONE,)),
+        "max_test": Needs("protocol", unless=(NOISE_ALONE,)),
+        "draws": Needs("protocol", unless=(NOISE_ALONE,)),
+    }
+    times: Annotated[tuple[float, ...] | None, Within("(0, 1)")] = None
     layers: tuple[str, ...] | None = None
     pool: Pool = "mean"
     max_train: Most = 50_000
     max_test: Most = 10_000
     protocol: str = "paper"
     draws: Annotated[int, Bounds(1, 1000)] = 1
-    epochs: Annotated[int, Bounds(1, 10_000)] | None = None
+    epochs: Epochs | None = None
     noise_draws: Annotated[int, Bounds(2, 1000)] | None = None
     noise_images: Annotated[int, Bounds(2, 2**31)] = 512
-
-    def __post_init__(self) -> None:
-        if self.times is not None:
-            check_times(self.times)
-        if self.layers == ():
-            raise UserError("layers is empty: name the layers of the probes, or leave it out for all")
-        self._check_noise()
-
-    def _check_noise(self) -> None:
-        """Raise a UserError if options of the noise share do not fit one another."""
-        if self.protocol == NOISE_ALONE:
-            for name in CLASSIFYING:
-                if getattr(self, name) != getattr(Probing, name):
-                    flag = "--knn-uniform" if name == "uniform" else f"--{name.replace('_', '-')}"
-                    raise UserError(f"{flag}: --protocol {NOISE_ALONE} has no classifier; leave it out")
-        draws = self.draws_of_noise
-        if not draws and self.noise_images != Probing.noise_images:
-            raise UserError(f"--noise-images: no noise share is measured; add --noise-draws {NOISE_DRAWS}")
-        if draws > self.batch_size:
-            raise UserError(
-                f"--noise-draws {draws}: all draws of an image are in one batch; set --batch-size to {draws} or more"
-            )
 
     @property
     def draws_of_noise(self) -> int:
@@ -143,13 +134,8 @@ class Alignment:
 
     @property
     def name(self) -> str:
-        """The numbers that are not the defaults, for file names: "-alignment_images-10000"."""
-        name = ""
-        if self.reference_size != Alignment.reference_size:
-            name += f"-reference_size-{self.reference_size}"
-        if self.alignment_images != Alignment.alignment_images:
-            name += f"-alignment_images-{self.alignment_images}"
-        return name
+        """The numbers that are not the defaults, for file names."""
+        return name_changes(self, "reference")
 
 
 @check_types
@@ -171,12 +157,18 @@ class Classification(ProtocolOptions):
         seed: of noise, draws, initial weights and order.
     """
 
-    NEEDS = {"temperature": Needs("uniform", False)}
+    NEEDS = {
+        "epochs": Needs("protocol", unless=("logistic", "knn", *FEW_SHOTS)),
+        "neighbours": Needs("protocol", unless=("in100-linear", "logistic", *FEW_SHOTS)),
+        "uniform": Needs("protocol", unless=("in100-linear", "logistic", *FEW_SHOTS)),
+        "draws": Needs("protocol", unless=("in100-linear", "logistic", "knn")),
+        "temperature": Needs("uniform", False),
+    }
     protocol: tuple[str, ...] = ("in100-linear", "logistic", "knn")
     layer: str | None = None
     time: Annotated[float | None, Within("(0, 1)")] = None
     norm: bool = False
-    epochs: Annotated[int, Bounds(1, 10_000)] = 200
+    epochs: Epochs = 200
     temperature: Annotated[float, Within("(0, inf)")] = 0.07
 
 
@@ -198,14 +190,7 @@ class Reconstruction(LoadingOptions):
     ckpt: Path
     images: Annotated[str, "--pictures"]
     num: Annotated[int, Bounds(1, LARGEST_GRID)] = 16
-    mask_ratio: float = 0.75
+    mask_ratio: Annotated[float, Within("(0, 1)")] = 0.75
     seed: Seed = 0
     batch_size: Count = 64
     out: Path = Path("reconstructions.png")
-
-
-def check_times(times: Sequence[float]) -> None:
-    """Raise a UserError unless there are times and all of them lie in (0, 1)."""
-    inside = [0.0 < t < 1.0 for t in times]
-    if not inside or not all(inside):
-        raise UserError(f"probe times must lie in (0, 1), got {list(times)}")

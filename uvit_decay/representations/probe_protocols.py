@@ -7,8 +7,7 @@ function (cells, options) -> outcome of the features of some layers at one noise
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -22,7 +21,7 @@ from uvit_decay.representations.grid import SCORES, TEST
 from uvit_decay.representations.knn import knn_accuracy
 from uvit_decay.representations.linear_probes import DDAE, IN100, REPA, LinearProbe, accuracies
 from uvit_decay.representations.logistic import L2_GRID, fit_accuracy, logistic_grid
-from uvit_decay.representations.probe_options import NOISE_ALONE, Classification, Probing, ProtocolOptions
+from uvit_decay.representations.probe_options import NOISE_ALONE, Classification, Probing
 from uvit_decay.representations.rank import effective_rank_exp, mean_share, spectrum_entropy
 from uvit_decay.representations.reference import Neighbourhood, ReferenceFeatures, cknna
 from uvit_decay.runtime.random import generator
@@ -235,79 +234,21 @@ def draw_shots(labels: Int64[Tensor, " n"], shots: int, seed: int, draw: int) ->
 
 # ---- the table
 
-FEWEST = 5  # training images that any protocol needs: a fifth may be held out
-READERS = {  # option -> the fact of the protocols that read it
-    "epochs": "probe",
-    "neighbours": "votes",
-    "uniform": "votes",
-    "temperature": "votes",
-    "draws": "shots",
-}
-
 
 @dataclass(frozen=True)
-class Protocol(ABC):
+class Protocol:
     """Facts that all protocols state about themselves.
 
     Args:
         evaluate: function (cells, options) -> outcome that evaluates features.
         scores: names of the scores.
-        probe: training of the classifier, if it is trained step by step.
-        votes: whether it needs at least as many training images as neighbours.
         shots: number of training images of each class that it needs.
     """
 
     evaluate: Callable[[Cells, Any], Outcome]
     scores: tuple[str, ...]
     _: KW_ONLY
-    probe: LinearProbe | None = None
-    votes: bool = False
     shots: int = 0
-
-    @abstractmethod
-    def check(self, options: Any, is_encoder: bool | None = None) -> None:
-        """Check that the options fit the protocol and the network.
-
-        Args:
-            options: options of the protocol.
-            is_encoder: whether the network is an encoder; None if the network is not open yet.
-        """
-
-    def _check_read(self, options: ProtocolOptions, names: Sequence[str], chosen: Sequence[str]) -> None:
-        """Raise a UserError if one of the options is set but read by none of the chosen protocols.
-
-        Args:
-            options: the options.
-            names: names of the options to check, of READERS.
-            chosen: names of the protocols.
-        """
-        offered = _select(type(self))
-        for name in names:
-            readers = [key for key, protocol in offered.items() if getattr(protocol, READERS[name])]
-            if getattr(options, name) != getattr(type(options), name) and not set(readers) & set(chosen):
-                raise UserError(
-                    f"{_flag(name)}: --protocol {','.join(chosen)} does not read it; leave it out, or choose "
-                    f"{' or '.join(readers)}"
-                )
-
-    def check_images(self, labels: Int64[Tensor, " n"], names: Sequence[str], options: ProtocolOptions) -> None:
-        """Check that there are enough training images.
-
-        Args:
-            labels: classes of the training images.
-            names: names of all classes.
-            options: options of the protocol.
-        """
-        least = FEWEST
-        if self.votes:
-            least = max(FEWEST, options.neighbours)
-        if len(labels) < least:
-            reason = "a fifth is held out" if least == FEWEST else "the number of neighbours"
-            raise UserError(f"{least} training images or more are needed ({reason}), got {len(labels)}")
-        counts = labels.bincount(minlength=len(names)).tolist()
-        for count, name in zip(counts, names, strict=True):
-            if count < self.shots:
-                raise UserError(f"{self.shots} training images of each class are needed, {name} has {count}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,23 +260,20 @@ class GridProtocol(Protocol):
             upwards.
         fresh: whether every pass over the training images has its own noise.
         needs_reference: whether it compares with the features of a reference network.
+        probe: training of the classifier, if it is trained step by step.
+        votes: whether there are scores of nearest neighbours.
         classifier: the classifier in words, for reports, if there is no `probe`, which describes itself.
     """
 
     chosen_by: Literal["held_out_accuracy", "test_accuracy"] = "test_accuracy"
     fresh: bool = False
     needs_reference: bool = False
+    probe: LinearProbe | None = None
+    votes: bool = False
     classifier: str = ""
 
-    def __post_init__(self) -> None:
-        for name in (TEST, self.chosen_by):
-            if name not in self.scores:
-                raise UserError(f"a GridProtocol needs the score {name}, got {', '.join(self.scores)}; add it")
-
-    def check(self, options: Probing, is_encoder: bool | None = None) -> None:
-        self._check_read(options, ("epochs", "neighbours", "uniform"), [options.protocol])
-        if not is_encoder:
-            return
+    def check_encoder(self, options: Probing) -> None:
+        """Raise a UserError if noise is asked for, which an encoder does not see."""
         noisy = {
             "times": options.times is not None,
             "draws": options.draws > 1,
@@ -372,11 +310,6 @@ class PointProtocol(Protocol):
 
     pool: Pool = "mean"
 
-    def check(self, options: Classification, is_encoder: bool | None = None) -> None:
-        self._check_read(options, tuple(READERS), options.protocol)
-        if is_encoder and options.time is not None:
-            raise UserError("--time: this network is an encoder and sees clean images; leave it out")
-
 
 PROTOCOLS: dict[str, Protocol] = {
     "paper": GridProtocol(
@@ -388,9 +321,9 @@ PROTOCOLS: dict[str, Protocol] = {
     ),
     "ddae": GridProtocol(ddae, (TEST,), probe=DDAE, fresh=True),
     "repa": GridProtocol(repa, (TEST, "cknna"), probe=REPA, needs_reference=True),
-    "in100-linear": PointProtocol(in100_linear, ("last", "best_on_test"), probe=IN100, pool="all"),
+    "in100-linear": PointProtocol(in100_linear, ("last", "best_on_test"), pool="all"),
     "logistic": PointProtocol(logistic, ("test", "held_out", "best_on_test"), pool="all"),
-    "knn": PointProtocol(knn, ("test",), votes=True),
+    "knn": PointProtocol(knn, ("test",)),
     "few-shot-1": PointProtocol(partial(few_shot, shots=1), ("mean", "std"), shots=1),
     "few-shot-5": PointProtocol(partial(few_shot, shots=5), ("mean", "std"), shots=5),
     "few-shot-10": PointProtocol(partial(few_shot, shots=10), ("mean", "std"), shots=10),
@@ -400,18 +333,9 @@ Kind = TypeVar("Kind", bound=Protocol)
 
 def find_protocol(name: str, kind: type[Kind]) -> Kind:
     """Return the protocol called `name`, a GridProtocol or a PointProtocol."""
-    offered = _select(kind)
+    offered = {key: protocol for key, protocol in PROTOCOLS.items() if isinstance(protocol, kind)}
     if name not in offered:
         known = [*offered, NOISE_ALONE] if kind is GridProtocol else [*offered]
-        raise UserError(f"--protocol takes {', '.join(known)}, got {name!r}{did_you_mean(name, known)}")
+        hint = did_you_mean(name, known)
+        raise UserError(f"choose one of {', '.join(known)}, got {name!r}{hint}", argument="protocol")
     return offered[name]
-
-
-def _select(kind: type[Kind]) -> dict[str, Kind]:
-    """Return the protocols of a kind by name, in the order of the table."""
-    return {name: protocol for name, protocol in PROTOCOLS.items() if isinstance(protocol, kind)}
-
-
-def _flag(name: str) -> str:
-    """Return the flag of an option."""
-    return "--knn-uniform" if name == "uniform" else f"--{name.replace('_', '-')}"

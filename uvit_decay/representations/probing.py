@@ -29,7 +29,6 @@ from uvit_decay.runtime.distributed import COMPARED, Processes
 from uvit_decay.runtime.precision import Precision
 from uvit_decay.runtime.random import subset
 from uvit_decay.terminal.errors import UserError
-from uvit_decay.terminal.program import localise
 
 if TYPE_CHECKING:  # data are Lightning's
     from uvit_decay.data import ImageData
@@ -51,15 +50,15 @@ def open_probed_data(network: ProbedNetwork, data: str | None, test: str | None)
 
     if data is None and network.data not in SETS:
         if not network.data:
-            raise UserError(f"{network.name} needs images: name them with --data")
-        raise UserError(f"{network.name} was trained on {network.data}: name this data, or other data, with --data")
+            raise UserError(f"{network.name} needs images: name them", argument="data")
+        raise UserError(f"{network.name} was trained on {network.data}: name this data, or others", argument="data")
     net = network.net
     opened = open_data(data or network.data, test, net.image_size, net.channels, network.is_encoder)
     if data is None and network.fingerprint not in (None, opened.fingerprint):
-        raise UserError(
-            f"{network.name} was trained on other images called {network.data}: name this data, or other data, with "
-            "--data"
-        )
+        text = f"{network.name} was trained on other images called {network.data}: name these, or others"
+        raise UserError(text, argument="data")
+    if opened.test is None:
+        raise UserError("there are no test images: name them, or set test_path of a configuration", argument="test")
     return opened
 
 
@@ -90,20 +89,15 @@ def check_network(net: object, path: NoisePath | None) -> None:
 
 
 def check_data(data: ImageData, protocol: Protocol, options: ProtocolOptions) -> None:
-    """Raise a UserError if there are not enough labelled images for a protocol with a classifier."""
+    """Raise a UserError if there are not enough classes, or training images, for a protocol with a classifier."""
     if len(data.class_names) < 2:
-        count = len(data.class_names) or "no"
-        plural = "" if count == 1 else "es"
-        advice = "sort the images into class folders, or remove LinearProbes in train.py"
-        raise UserError(localise(f"{data.name} has {count} class{plural}, probes need two or more: {advice}"))
-    if data.test is None:
-        text = (
-            "probes need test images: give them (evaluate.py: --test, or test_path of a configuration; train.py: "
-            "--data.test_path or --data.holdout 0.1), or remove LinearProbes in train.py"
-        )
-        raise UserError(localise(text))
+        classes = f"{len(data.class_names)} classes"
+        raise UserError(f"{data.name} has {classes}, probes need two or more: sort it into class folders")
     train, _ = choose_images(options, data)
-    protocol.check_images(data.train.labels[train], data.class_names, options)
+    counts = data.train.labels[train].bincount(minlength=len(data.class_names)).tolist()
+    for count, name in zip(counts, data.class_names, strict=True):
+        if count < protocol.shots:
+            raise UserError(f"{protocol.shots} training images of each class are needed, {name} has {count}")
 
 
 def check_same_images(data: ImageData, options: Mapping[str, Any], processes: Processes) -> None:
@@ -113,15 +107,6 @@ def check_same_images(data: ImageData, options: Mapping[str, Any], processes: Pr
         compared, _ = images[subset(images, COMPARED, "compared")]
         checksums.append(zlib.crc32(compared.cpu().contiguous().numpy()))
     processes.check_same(f"images of {data.name}, or options", [options, checksums])
-
-
-def check_noise_share(path: NoisePath | None, data: ImageData) -> None:
-    """Raise a UserError if a noise share needs noise that an encoder does not see, or test images that are missing."""
-    if path is None:
-        raise UserError("this network is an encoder and sees images without noise: it has no noise share; leave it out")
-    if data.test is None or len(data.test) < 2:
-        advice = "give them (evaluate.py: --test, or test_path of a configuration)"
-        raise UserError(f"a noise share needs two test images or more: {advice}")
 
 
 def check_probed(net: object, path: NoisePath | None, data: ImageData, probing: Probing) -> None:
@@ -135,12 +120,13 @@ def check_probed(net: object, path: NoisePath | None, data: ImageData, probing: 
     """
     check_network(net, path)
     layer_indices(net.layers, probing.layers)
-    if probing.draws_of_noise:
-        check_noise_share(path, data)
+    if probing.draws_of_noise and path is None:
+        raise UserError("this network is an encoder and sees images without noise: it has no noise share; leave it out")
     if probing.protocol == NOISE_ALONE:
         return
     protocol = find_protocol(probing.protocol, GridProtocol)
-    protocol.check(probing, is_encoder=path is None)
+    if path is None:
+        protocol.check_encoder(probing)
     check_pool(net, probing.pool)
     check_data(data, protocol, probing)
     fewest = NEIGHBOURS + 2
@@ -171,9 +157,6 @@ class Prober:
     precision: Precision = "float32"
     reference: ReferenceFeatures | None = None
     norm: bool = False
-
-    def __post_init__(self) -> None:
-        self.protocol.check(self.probing, is_encoder=self.path is None)
 
     @property
     def times(self) -> tuple[float, ...]:
@@ -331,7 +314,10 @@ class Prober:
             key += ["draw", draw]
         if passed:
             key += ["pass", passed]
-        return self._reader().read_pooled(
+        reader = TokenReader(
+            self.net, self.path, self.data.network_input, self.device, self.precision, self.probing.batch_size
+        )
+        return reader.read_pooled(
             images,
             chosen,
             layers,
@@ -342,7 +328,3 @@ class Prober:
             norm=final_norm(self.net) if self.norm else None,
             title=title,
         )
-
-    def _reader(self) -> TokenReader:
-        to_input = self.data.network_input
-        return TokenReader(self.net, self.path, to_input, self.device, self.precision, self.probing.batch_size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from jaxtyping import Float, UInt8
@@ -18,7 +19,7 @@ from uvit_decay.pictures import labelled_grid, to_uint8
 from uvit_decay.runtime.precision import Precision, computing
 from uvit_decay.runtime.random import indices_on, uniform
 from uvit_decay.terminal.errors import UserError
-from uvit_decay.terminal.typed import Seed, check_types
+from uvit_decay.terminal.typed import Seed, Within, check_types
 
 HEADINGS = ("image", "masked", "reconstruction")
 CELL = 96  # pixels: the width of the longest heading
@@ -42,7 +43,7 @@ class Reconstructor:
     """
 
     net: nn.Module
-    mask_ratio: float = 0.75
+    mask_ratio: Annotated[float, Within("(0, 1)")] = 0.75
     seed: Seed = 0
     precision: Precision = "float32"
     decode: Callable[[Tensor], Tensor] = to_uint8

@@ -20,7 +20,7 @@ from uvit_decay.representations.probe_options import Alignment, Probing
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.precision import Precision, without_autocast
 from uvit_decay.runtime.random import subset
-from uvit_decay.terminal.errors import UserError, check_whole, require_shape
+from uvit_decay.terminal.errors import UserError, require_shape
 from uvit_decay.terminal.typed import check_types
 
 if TYPE_CHECKING:  # data are Lightning's
@@ -62,7 +62,7 @@ class ReferenceNetwork:
 
     def __post_init__(self) -> None:
         if not self.network.is_encoder or self.network.latents is not None:
-            raise UserError(f"--reference {self.network.title}: not an encoder of clean pictures; choose one")
+            raise UserError(f"{self.network.title} is not an encoder of clean pictures", argument="reference")
 
     def features(self, data: ImageData, chosen: list[int], limit: int, processes: Processes) -> ReferenceFeatures:
         """Extract features of test images on all processes.
@@ -79,7 +79,9 @@ class ReferenceNetwork:
         last = len(net.layers) - 1
 
         def to_input(stored: Tensor) -> Tensor:
-            return self._convert_input(data.network_input(stored))
+            x = data.network_input(stored)  # of the probed network
+            pictures = x if self.autoencoder is None else to_float(self.autoencoder.decode(x))
+            return fit_pictures(pictures, net, f"`reference` {self.network.title}")
 
         reader = TokenReader(net, None, to_input, self.device, self.precision, self.batch_size)
         pooled = reader.read_pooled(
@@ -107,11 +109,6 @@ class ReferenceNetwork:
             "images": images,
             "neighbours": NEIGHBOURS,
         }
-
-    def _convert_input(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c2 h2 w2"]:
-        """Convert the input of the probed network to pictures in [-1, 1] that the reference takes."""
-        pictures = x if self.autoencoder is None else to_float(self.autoencoder.decode(x))
-        return fit_pictures(pictures, self.network.net, f"--reference {self.network.title}")
 
 
 def open_reference_network(
@@ -165,7 +162,6 @@ class Neighbourhood:
     @classmethod
     def of(cls, features: Float[Tensor, "n d"], k: int = NEIGHBOURS) -> Neighbourhood:
         """Return the neighbours of features of more than k + 1 images, on their device."""
-        check_whole(1, len(features) - 2, k=k)
         x = normalize(features.float(), dim=1)
         indices = []
         values = []

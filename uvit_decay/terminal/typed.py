@@ -58,7 +58,8 @@ class Within:
 class Needs:
     """The condition under which an argument has an effect: the value of another one; otherwise it keeps its default.
 
-    A class or dataclass that `check_types` decorates lists them as NEEDS = {"cooldown": Needs("schedule", "wsd")}.
+    A class or dataclass that `check_types` decorates lists them as NEEDS = {"cooldown": Needs("schedule", "wsd")}. Of a
+    tuple of values, one must fulfil it.
 
     Args:
         other: the other argument.
@@ -73,8 +74,11 @@ class Needs:
 
     def check(self, name: str, value: object, other: object) -> None:
         """Raise a UserError if the argument `name` has no effect; `other` is the value of the other argument."""
-        if other in self.unless or (self.values and other not in self.values):
-            line = f"{value} has no effect with `{self.other}` {other}: leave it out"
+        others = other if isinstance(other, tuple) else (other,)
+        fulfilled = [each not in self.unless and (not self.values or each in self.values) for each in others]
+        if not any(fulfilled):
+            shown = ",".join(map(str, others))
+            line = f"{value} has no effect with `{self.other}` {shown}: leave it out"
             if self.values:
                 line += f", or set `{self.other}` to {' or '.join(map(str, self.values))}"
             raise UserError(line, argument=name)
