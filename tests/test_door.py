@@ -9,14 +9,13 @@ from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
-import torch
 from refusals import raises_user_error
 from torch import nn
 
 import uvit_decay as u
 from uvit_decay import decay
 from uvit_decay.callbacks import EMA
-from uvit_decay.decay import attach, shortcuts
+from uvit_decay.decay import attach
 from uvit_decay.nn import UViT
 from uvit_decay.tasks import Optimization
 from uvit_decay.terminal import typed
@@ -156,35 +155,3 @@ def test_each_item_of_further_arguments_find_checked():
     assert total(1, 2, 0.5, name="a") == 3.5
     with raises_user_error("total", "others", "float", "'b'"):
         total(1, 2.0, "b")
-
-
-@pytest.mark.parametrize("blocks", [0, 10**30, 10**5000], ids=["0", "1e30", "1e5000"])
-def test_a_schedule_of_too_many_branches_is_refused_before_it_is_built(blocks):
-    with raises_user_error("blocks"):
-        shortcuts(blocks, 0.7)
-
-
-class Backwards(nn.Module):
-    """Two residual branches, of which the second one runs first."""
-
-    def __init__(self):
-        super().__init__()
-        for name in ("norm1", "f1", "norm2", "f2"):
-            self.add_module(name, nn.Linear(2, 2))
-
-    def forward(self, x):
-        x = x + self.f2(self.norm2(x))
-        return x + self.f1(self.norm1(x))
-
-
-def test_pairs_against_the_order_of_execution_are_refused_in_the_forward_pass():
-    model = Backwards()
-    x = torch.randn(3, 2)
-    before = model(x)
-    right = [("norm2", "f2"), ("norm1", "f1")]
-    with attach(model, 0.7, pairs=right):
-        model(x)
-        model(x)
-    with attach(model, 0.7, pairs=right[::-1]), raises_user_error("norm1", "pairs"):
-        model(x)
-    assert torch.equal(model(x), before)

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 from conftest import ROOT, tiny_task, tiny_trainer, train
-from lightning.pytorch.callbacks import LambdaCallback, ProgressBar, TQDMProgressBar
+from lightning.pytorch.callbacks import LambdaCallback, ProgressBar
 from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay.callbacks import Progress
@@ -117,13 +117,6 @@ def test_a_log_file_gets_lines_now_and_then(tmp_path, capsys):
         assert re.fullmatch(rf"step {step}/10 after \d\d:\d\d, \d\d:\d\d left, {LOSS}", line)
 
 
-def test_a_terminal_without_a_width_gets_lines_as_a_log_file(tmp_path, monkeypatch):
-    terminal = terminal_of(monkeypatch, columns=0)
-    fit(tmp_path, Progress(), max_steps=5)
-    assert [line.partition(" after")[0] for line in steps_of(terminal.getvalue())] == ["step 5/5"]
-    assert "|" not in terminal.getvalue()
-
-
 def bars_of(monkeypatch, folder, *flags):
     """Return the progress bars of the trainer that train.py makes."""
     monkeypatch.chdir(folder)
@@ -140,8 +133,6 @@ def bars_of(monkeypatch, folder, *flags):
 def test_it_is_the_default_but_a_user_may_have_another_or_none(monkeypatch, tmp_path):
     assert [type(bar) for bar in bars_of(monkeypatch, tmp_path)] == [Progress]
     assert not bars_of(monkeypatch, tmp_path, "--trainer.enable_progress_bar=false")
-    other = f"--trainer.callbacks+={TQDMProgressBar.__module__}.TQDMProgressBar"
-    assert [type(bar) for bar in bars_of(monkeypatch, tmp_path, other)] == [TQDMProgressBar]
     (own,) = bars_of(monkeypatch, tmp_path, "--trainer.callbacks+=Progress", "--trainer.callbacks.line_every=7")
     assert own.line_every == 7
 
@@ -179,15 +170,6 @@ def test_lines_go_on_while_a_callback_evaluates(tmp_path, capsys):
     shown = [line for line in lines if line.startswith("Slow at step 2: images: 3/5 images after ")]
     assert len(shown) == 1
     assert not any("|" in line or "\r" in line for line in lines)
-
-
-@pytest.mark.parametrize("options", [{"enable_progress_bar": False}, {}])
-def test_without_our_bar_an_evaluation_shows_nothing(tmp_path, monkeypatch, options):
-    terminal = terminal_of(monkeypatch)
-    callbacks = [] if options else [TQDMProgressBar()]
-    with track("outside", every=0.1):
-        fit(tmp_path, Slow(), *callbacks, max_steps=1, **options)
-    assert "images:" not in terminal.getvalue()
 
 
 def test_a_terminal_shows_an_evaluation_below_the_bar(tmp_path, monkeypatch):

@@ -7,8 +7,7 @@ import pytest
 import torch
 import yaml
 from cifar_files import write_cifar
-from conftest import ROOT, leaves, train
-from refusals import find_line
+from conftest import ROOT, train
 
 from uvit_decay.commands.train import parser as checks
 from uvit_decay.data import CIFAR100
@@ -81,34 +80,6 @@ def test_the_doctor_examines_a_configuration(config, data_paths, tmp_path, monke
     assert not list(tmp_path.iterdir())
 
 
-def test_the_small_mae_trains_on_images_without_classes(image_dir, tmp_path, monkeypatch, caplog):
-    flags = ["--trainer.max_steps=1", "--trainer.val_check_interval=1", *MAE_SMALL, f"--data.path={image_dir / 'cat'}"]
-    train(monkeypatch, tmp_path, "fit", "--config", str(ROOT / "configs" / "mae_cifar10.yaml"), *flags)
-    find_line(caplog.messages, "LinearProbes are left out", "classes")
-    assert list(tmp_path.rglob("last.ckpt"))
-
-
-@pytest.mark.parametrize("stem", ["cifar10_sit", "cifar10_uvit_s"])
-def test_configurations_of_cifar10_take_the_official_files(stem, tmp_path, monkeypatch, capsys):
-    flags = ["--config", str(ROOT / "configs" / f"{stem}.yaml"), "--data=CIFAR10", "--data.download=true"]
-    with pytest.raises(SystemExit) as stop:
-        train(monkeypatch, tmp_path, "fit", *flags, "--print_config")
-    assert not stop.value.code
-    data = yaml.safe_load(capsys.readouterr().out)["data"]
-    assert data["class_path"] == "uvit_decay.data.CIFAR10"
-    assert data["init_args"]["path"] == "data"
-
-
-@pytest.mark.parametrize("stem", ["cifar100_uvit_s", "imagenet100_uvit_m"])
-def test_a_conditional_configuration_differs_in_what_makes_it_so(stem):
-    plain, conditional = (
-        dict(leaves(yaml.safe_load((ROOT / "configs" / f"{name}.yaml").read_text()))) for name in (stem, f"{stem}_cond")
-    )
-    different = {place[-1] for place in plain | conditional if plain.get(place) != conditional.get(place)}
-    conditions = {"num_classes", "label_dropout", "guidance", "experiment", "alpha_min"}
-    assert {"num_classes", "label_dropout"} <= different <= conditions
-
-
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
 def test_a_configuration_says_what_it_is_for(config):
     header = config.read_text().split("seed_everything")[0]
@@ -116,19 +87,6 @@ def test_a_configuration_says_what_it_is_for(config):
         assert word in header
     net = yaml.safe_load(config.read_text())["model"]["init_args"]["net"]["init_args"]
     assert (net["alpha_min"] == 1.0) == (config.stem in PLAIN)
-
-
-def test_digits_are_the_default_and_another_config_takes_nothing_from_them(tmp_path, monkeypatch, capsys):
-    for args, experiment, init in (
-        (["--model.net.alpha_min=1.0"], "digits", "xavier"),  # the baseline
-        (["--config", str(ROOT / "configs/cifar10_uvit_s.yaml")], "cifar10_uvit_s", "official"),
-    ):
-        with pytest.raises(SystemExit):
-            train(monkeypatch, tmp_path, "fit", *args, "--print_config")
-        printed = yaml.safe_load(capsys.readouterr().out)
-        assert printed["trainer"]["logger"]["init_args"]["experiment"] == experiment
-        net = printed["model"]["init_args"]["net"]["init_args"]
-        assert (net["init"], net["alpha_min"] == 1.0) == (init, experiment == "digits")
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)

@@ -4,19 +4,15 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import get_args, get_type_hints
 
 import pytest
 import yaml
-from conftest import ROOT, train
-from refusals import find_line, refused
+from conftest import ROOT
+from refusals import find_line
 
 import uvit_decay
 from uvit_decay.__main__ import COMMANDS, main
-from uvit_decay.checkpoint.options import ImportOptions
-from uvit_decay.diffusion.prediction import Prediction
 from uvit_decay.evaluation.metric_table import NAMES
-from uvit_decay.nn.embed import Pixels
 
 
 def uvit(monkeypatch, *args, program="/somewhere/bin/uvit-decay"):
@@ -75,11 +71,6 @@ def test_what_a_run_of_the_command_says_names_commands(monkeypatch, tmp_path, ca
     assert "wrote model.safetensors" in capsys.readouterr().out
 
 
-def test_a_configuration_that_is_nowhere_is_one_line_with_the_known_names(monkeypatch, tmp_path, capsys):
-    line = refused(capsys, train, monkeypatch, tmp_path, "fit", "--config", "digit")
-    find_line(line, "--config digit", "digits, digits_sit")
-
-
 def test_help_imports_no_torch():
     """Except `train.py fit`, whose help shows arguments of classes, and `generation`, with its table of metrics."""
     code = """
@@ -103,9 +94,3 @@ for script, *words in (["sample.py"], ["evaluate.py", "generation"]):
     ended = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert ended.returncode == 0, ended.stderr
     assert ",".join(NAMES) in ended.stdout
-
-
-def test_the_importer_knows_the_words_of_the_networks():
-    hints = get_type_hints(ImportOptions)
-    for name, known in (("prediction", Prediction), ("pixels", Pixels)):
-        assert get_args(hints[name])[0] == known

@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from conftest import pixels, sample, tiny_net, tiny_task, tiny_trainer
+from conftest import pixels, sample
 from hub_folders import write_denoiser
 from refusals import find_line, refused
 
-from uvit_decay.data import Digits
 from uvit_decay.diffusion.noise_path import Linear
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.nn import SiT
@@ -76,15 +75,3 @@ def test_image_i_does_not_depend_on_how_many_are_asked_for_but_on_seed_and_class
     assert np.array_equal(few, pixels(tmp_path / "many.npz")[:2])
     for other in ("seed", "class", "raw"):
         assert not np.array_equal(few, pixels(tmp_path / f"{other}.npz"))
-
-
-def test_guidance_and_classes_on_an_unconditional_checkpoint_are_refused(tmp_path, monkeypatch, capsys):
-    tiny_trainer(tmp_path, max_steps=1).fit(tiny_task(tiny_net(num_classes=0)), Digits(32))
-    ckpt = tmp_path / "checkpoints" / "last.ckpt"
-    for args, message in (
-        (["--guidance", "2"], ("class-conditional", "guidance")),
-        (["--classes", "1"], "--classes"),
-        (["--labels", "random"], "--labels"),
-    ):
-        find_line(refused(capsys, sample, monkeypatch, tmp_path, "--ckpt", ckpt, *args), message)
-    sample(monkeypatch, tmp_path, "--ckpt", ckpt, "--num", 3)

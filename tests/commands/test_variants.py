@@ -16,7 +16,6 @@ import yaml
 from conftest import digits_config, pixels, same, sample, train
 from evaluations import evaluate
 from hub_folders import own_modules  # noqa: F401
-from refusals import find_line, refused
 from small_programs import skip_unless_tried
 from small_teacher import save_teacher
 
@@ -122,11 +121,3 @@ def test_it_is_probed_and_compared(variant, monkeypatch, capsys):
     shown = capsys.readouterr().out
     expected = name if name in DEPTH_ATTENTION else "gain" if name == "stream" else "linear"
     assert shown.splitlines()[2].startswith(f"| {expected} | 2 |")
-
-
-def test_no_official_layout_holds_attention_over_depth(variant, monkeypatch, capsys):
-    name, folder = variant
-    if name not in DEPTH_ATTENTION:
-        pytest.skip("it has the weights of the official layout")
-    line = refused(capsys, main_with, monkeypatch, "export", str(checkpoint(folder)), str(folder / "official.pth"))
-    find_line(line, name, ".safetensors")

@@ -5,7 +5,7 @@ import yaml
 from conftest import ROOT, train
 from image_noise import tree
 from jsonargparse import Namespace
-from refusals import find_line, refused
+from refusals import find_line
 
 from uvit_decay.checkpoint import load
 from uvit_decay.commands.train.complete import (
@@ -46,12 +46,6 @@ def test_other_data_on_the_command_line_start_from_the_configuration_of_pictures
     assert card.net.class_path.endswith("SiT")
     assert [card.net.init_args[name] for name in ("image_size", "channels", "num_classes")] == [32, 3, 2]
     find_line(caplog.messages, "--data.batch_size 8", "64")
-
-
-def test_two_sizes_that_are_set_are_not_overruled(images, tmp_path, monkeypatch, capsys):
-    sizes = ["--data.image_size=32", "--model.net.image_size=16"]
-    line = refused(capsys, train, monkeypatch, tmp_path, "fit", *images, *sizes)
-    assert "--model.net.image_size 32 (or --data.image_size 16)" in line
 
 
 def test_a_configuration_that_names_the_network_alone_decides(images, tmp_path, monkeypatch):

@@ -4,7 +4,6 @@ import pytest
 import torch
 import yaml
 from conftest import train
-from refusals import find_line
 
 from uvit_decay.runtime import precision
 
@@ -25,23 +24,14 @@ def run(monkeypatch, caplog, folder, fast, *flags):
     return chosen, [text for text in caplog.messages if "bf16" in text], checkpoint
 
 
-def test_a_cpu_with_instructions_for_bfloat16_uses_it(monkeypatch, caplog, tmp_path):
-    fast, lines, checkpoint = run(monkeypatch, caplog, tmp_path / "a", True, "--trainer.max_steps=1")
-    assert fast == "bf16-mixed"
-    find_line(lines[0], "bf16-mixed", "CPU", 96)
-    assert torch.load(checkpoint, weights_only=False)["settings"]["trainer.precision"] == "bf16-mixed"
-
-
 @pytest.mark.parametrize(
     ("flags", "fast", "precision"),
-    [
-        ([], True, "bf16-mixed"),
-        ([], False, None),
-        (["--trainer.precision=32-true"], True, "32-true"),
-    ],
+    [([], True, "bf16-mixed"), ([], False, None), (["--trainer.precision=32-true"], True, "32-true")],
 )
-def test_a_resumed_run_keeps_its_precision_on_any_cpu(flags, fast, precision, monkeypatch, caplog, tmp_path):
-    began, _, checkpoint = run(monkeypatch, caplog, tmp_path / "a", fast, "--trainer.max_steps=1", *flags)
+def test_a_run_has_the_precision_of_the_cpu_on_which_it_began(flags, fast, precision, monkeypatch, caplog, tmp_path):
+    began, lines, checkpoint = run(monkeypatch, caplog, tmp_path / "a", fast, "--trainer.max_steps=1", *flags)
+    assert torch.load(checkpoint, weights_only=False)["settings"].get("trainer.precision") == precision
+    assert len(lines) == (precision == "bf16-mixed")
     more = ["--trainer.max_steps=2", f"--ckpt_path={checkpoint}"]
     resumed, _, _ = run(monkeypatch, caplog, tmp_path / "b", not fast, *more)
     assert began == resumed == precision
@@ -57,8 +47,6 @@ def test_a_run_without_a_logger_goes_on_in_float32_too(monkeypatch, caplog, tmp_
     assert not [text for text in caplog.messages if "bf16" in text]
 
 
-@pytest.mark.parametrize("flag", ["--trainer.precision=32-true", "--model.net.dim=64"])
-def test_what_is_asked_for_wins_and_narrow_networks_stay_in_float32(flag, monkeypatch, caplog, tmp_path):
-    chosen, lines, _ = run(monkeypatch, caplog, tmp_path / "a", True, "--trainer.max_steps=1", flag)
-    assert chosen in ("32-true", None)
-    assert lines == []
+def test_narrow_networks_stay_in_float32(monkeypatch, caplog, tmp_path):
+    chosen, lines, _ = run(monkeypatch, caplog, tmp_path / "a", True, "--trainer.max_steps=1", "--model.net.dim=64")
+    assert (chosen, lines) == (None, [])

@@ -9,12 +9,14 @@ from uvit_decay.terminal.errors import UserError
 
 CONFIG = {
     "seed_everything": 0,
-    "data": {"class_path": "uvit_decay.data.Images", "init_args": {"path": "pictures", "holdout": 0.1}},
+    "data": {"class_path": "uvit_decay.data.Images", "init_args": {"path": "pictures", "holdout": 0.1, "seed": 1}},
     "model": {
         "class_path": "uvit_decay.tasks.DiffusionTask",
         "init_args": {"path": None, "optim": {"lr": 1e-4}, "net": {"class_path": "UViT", "init_args": {"dim": 8}}},
     },
-    "trainer": {"callbacks": [{"class_path": "EMA", "init_args": {"decay": 0.9}}, {"class_path": "Summary"}]},
+    "trainer": {
+        "callbacks": [{"class_path": "EMA", "init_args": {"decay": 0.9, "seed": 2}}, {"class_path": "Summary"}]
+    },
 }
 
 
@@ -27,14 +29,6 @@ class Folder(Images):
     """A subclass, as the data modules of a user."""
 
 
-def raised(call):
-    try:
-        call()
-    except UserError as error:
-        return error
-    return pytest.fail("no error")
-
-
 @pytest.mark.parametrize(
     ("name", "flag"),
     [
@@ -43,6 +37,7 @@ def raised(call):
         ("dim", "--model.net.dim"),
         ("decay", "--trainer.callbacks.decay"),
         ("seed_everything", "--seed_everything"),
+        ("seed", "--data.seed"),  # also of a callback
         ("path", None),  # of the data and of the task
         ("magic", None),
     ],
@@ -52,7 +47,9 @@ def test_an_argument_has_its_flag(name, flag):
 
 
 def test_of_two_arguments_the_error_means_the_one_of_the_object_that_raised_it():
-    assert find_flag(CONFIG, "path", raised(Folder().fail)) == "--data.path"
+    with pytest.raises(UserError) as caught:
+        Folder().fail()
+    assert find_flag(CONFIG, "path", caught.value) == "--data.path"
 
 
 def test_a_run_names_the_flag(tmp_path, monkeypatch, capsys):

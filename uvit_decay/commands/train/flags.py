@@ -20,7 +20,8 @@ class Setting(NamedTuple):
 def find_flag(config: Mapping[str, Any], name: str, error: UserError) -> str | None:
     """Return the flag of the argument `name`; None if the configuration has no such argument, or several.
 
-    Of several arguments of this name, the error means the one of the innermost object whose method raised it.
+    Of several arguments of this name, the error means the one of the innermost object whose method raised it, or the
+    one outside the callbacks.
 
     Args:
         config: the configuration as nested dicts.
@@ -35,7 +36,8 @@ def find_flag(config: Mapping[str, Any], name: str, error: UserError) -> str | N
         for setting in found:
             if setting.owner in classes:
                 return setting.flag
-    return None
+    outside = {setting.flag for setting in found if not setting.flag.startswith("--trainer.callbacks.")}
+    return outside.pop() if len(outside) == 1 else None
 
 
 def list_settings(value: Any, flag: str = "--", owner: str = "") -> Iterator[Setting]:
