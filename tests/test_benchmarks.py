@@ -300,7 +300,7 @@ value = {value}
 out = pathlib.Path(sys.argv[1])
 save_file({{"w": np.array([1.0, value])}}, out / "w.safetensors")
 np.savez(out / "a.npz", a=np.array([value, 2.0]))
-Image.new("L", (2, 2), int(value)).save(out / "p.png")
+Image.new("L", (2, 30), int(value)).save(out / "p.png")
 (out / "t.csv").write_text(f"loss,seconds\\n{{value}},{{value}}")
 (out / "t.jsonl").write_text(json.dumps({{"fd": value, "nan": float("nan"), "host": value}}))
 """

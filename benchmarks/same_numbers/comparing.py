@@ -33,8 +33,7 @@ UNCOMPARED = (
 # Names of values that ac8466d5 writes and later versions do not, on purpose: CHANGELOG.md says so.
 GONE = ("knn_without_pcs_accuracy", "pcs_removed")
 DESCRIPTIONS = ("settings", "uvit_decay", "loops", "metadata", "protocol")  # options and counters beside the results
-HEADED = ("samples", "reconstructions")  # folders of pictures with headings, whose words may change
-HEADING = 22  # rows of pixels of a heading
+HEADING = 22  # rows of pixels of the headings of a picture, whose words may change
 
 
 @dataclass
@@ -91,8 +90,7 @@ def compare_files(old: Path, new: Path, name: str, comparison: Comparison, toler
 def read_values(path: Path) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the names and values of all tensors, pixels or numbers of a file."""
     if path.suffix == ".png":
-        pixels = np.asarray(Image.open(path))
-        yield "pixels", pixels[HEADING:] if path.parent.name in HEADED else pixels
+        yield "pixels", np.asarray(Image.open(path))[HEADING:]
     elif path.suffix == ".npz":
         with np.load(path, allow_pickle=False) as arrays:
             yield from ((name, arrays[name]) for name in arrays.files if arrays[name].dtype.kind in "biuf")
