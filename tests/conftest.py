@@ -39,7 +39,6 @@ from uvit_decay.nn import MAE, ResNet, SiT, UViT, ViT
 from uvit_decay.representations.probe_protocols import PROTOCOLS
 from uvit_decay.tasks import DiffusionTask
 from uvit_decay.tasks.base import Optimization
-from uvit_decay.terminal.program import NUMBERS
 
 ROOT = Path(__file__).resolve().parent.parent
 CLASSIFIERS: dict[tuple, torch.nn.Module] = {}  # of `trained_once`
@@ -231,7 +230,7 @@ def mine(monkeypatch) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _launchers() -> Iterator[None]:
     """Remove the variables that Lightning sets where it starts processes: later runs would find a launcher."""
-    names = ("MASTER_ADDR", *NUMBERS)
+    names = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     before = {name: os.environ.get(name) for name in names}
     yield
     for name, value in before.items():

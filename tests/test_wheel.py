@@ -89,13 +89,7 @@ def test_the_wheel_has_all_modules_and_their_data_and_nothing_else(wheel):
     ours = files(ROOT / "uvit_decay", "*.*") | {f"configs/{name}" for name in files(ROOT / "configs", "*.yaml")}
     assert files(package, "*.*") == ours | SHIPPED
     assert {path.name for path in wheel.iterdir()} == {"uvit_decay", f"uvit_decay-{PROJECT['version']}.dist-info"}
-
-
-def test_the_wheel_says_what_it_is(wheel):
-    metadata = Distribution.at(next(wheel.glob("*.dist-info")))
-    assert metadata.version == PROJECT["version"]
-    assert metadata.metadata["License-Expression"] == "MIT"
-    (script,) = metadata.entry_points
+    (script,) = Distribution.at(next(wheel.glob("*.dist-info"))).entry_points
     assert (script.name, script.value) == ("uvit-decay", "uvit_decay.__main__:main")
 
 

@@ -76,9 +76,7 @@ def edited(pipeline, tmp_path, name, **values):
     return folder
 
 
-@pytest.mark.parametrize(
-    "options", [dict(variant="fp16"), dict(max_shard_size="20KB"), dict(max_shard_size="20KB", variant="fp16")]
-)
+@pytest.mark.parametrize("options", [dict(variant="fp16"), dict(max_shard_size="20KB", variant="fp16")])
 def test_a_variant_and_shards_are_the_same_network(pipeline, tmp_path, options):
     net = DiTTransformer2DModel.from_pretrained(pipeline, subfolder="transformer")
     folder = shutil.copytree(pipeline, tmp_path / "other", ignore=shutil.ignore_patterns("*.safetensors"))
@@ -89,24 +87,6 @@ def test_a_variant_and_shards_are_the_same_network(pipeline, tmp_path, options):
         import_official(source, tmp_path / "ours.safetensors", None, ImportOptions())
         nets.append(load(tmp_path / "ours.safetensors").net.state_dict())
     assert same(*nets)
-
-
-def test_an_index_without_its_shards_and_several_variants_are_refused(pipeline, tmp_path):
-    net = DiTTransformer2DModel.from_pretrained(pipeline, subfolder="transformer")
-    folder = shutil.copytree(pipeline, tmp_path / "other", ignore=shutil.ignore_patterns("*.safetensors"))
-    net.save_pretrained(folder / "transformer", max_shard_size="20KB", variant="fp16")
-    shard = min((folder / "transformer").glob("*.safetensors"))
-    content = shard.read_bytes()
-    shard.unlink()
-    with raises_user_error(shard, "exist"):
-        import_official(folder, tmp_path / "ours.safetensors")
-    save_file({"other": torch.zeros(1)}, shard)
-    with raises_user_error("index.fp16.json", "lack"):
-        import_official(folder, tmp_path / "ours.safetensors")
-    shard.write_bytes(content)
-    net.save_pretrained(folder / "transformer", variant="ema")
-    with raises_user_error(folder / "transformer", "ema", "fp16"):
-        import_official(folder, tmp_path / "ours.safetensors")
 
 
 def test_the_published_file_is_recognised_by_its_name():
@@ -126,7 +106,7 @@ def test_the_published_file_is_recognised_by_its_name():
     state["final_layer.linear.bias"][-1] = 0.1
     sit = recognise(state, ImportOptions(), HERE.with_name("epoch_7.pt"))
     assert sit.path == "linear"
-    find_line(sit.notes[0], 0, "DiT", "--path ddpm-linear")
+    find_line(sit.notes[0], 0, "DiT", "`path` ddpm-linear")
     assert recognise(state, ImportOptions(path="linear"), HERE).notes == ()
     assert recognise(state, ImportOptions(path="ddpm-linear"), HERE).net.config == model.net.config
     without = recognise(tiny_sit(), ImportOptions(heads=2, path="ddpm-linear"), HERE)
@@ -145,6 +125,9 @@ def test_an_official_file_is_imported_as_the_function_of_its_levels(tmp_path):
     assert is_close(out[:, :4], mean)
     assert is_close(out[:, 4:], variance)
     assert (checkpoint.path, checkpoint.card.prediction) == (DDPMLinear(), "eps")
+    export_file(tmp_path / "ours.safetensors", tmp_path / "DiT-tiny.pt")
+    state = torch.load(tmp_path / "DiT-tiny.pt", weights_only=True)
+    assert all(torch.equal(state[name], value) for name, value in tiny_dit().items())
 
 
 def test_a_training_file_says_that_it_is_a_dit(tmp_path):
@@ -155,13 +138,6 @@ def test_a_training_file_says_that_it_is_a_dit(tmp_path):
     assert "step 400000" in text
     text = import_official(source, tmp_path / "sit.safetensors", None, ImportOptions(heads=2, path="linear"))
     assert "velocity of latents" in text
-
-
-def test_it_goes_back(tmp_path):
-    import_and_load(tiny_dit(), tmp_path, ImportOptions(heads=2, path="ddpm-linear"))
-    export_file(tmp_path / "ours.safetensors", tmp_path / "DiT-tiny.pt")
-    state = torch.load(tmp_path / "DiT-tiny.pt", weights_only=True)
-    assert all(torch.equal(state[name], value) for name, value in tiny_dit().items())
 
 
 def test_a_folder_of_diffusers_is_the_official_function_of_its_tensors(pipeline, tmp_path, capsys):
@@ -208,21 +184,19 @@ def test_other_forms_of_the_folder_are_the_same_network(pipeline, tmp_path, form
     assert read_description(tmp_path / "actual.safetensors")["class_names"] == NAMES
 
 
-TRANSFORMER, INDEX, SCHEDULER = "transformer/config.json", "model_index.json", "scheduler/scheduler_config.json"
-REFUSED = [
-    (TRANSFORMER, dict(activation_fn="geglu"), ("activation_fn 'geglu'", "gelu-approximate")),
-    (TRANSFORMER, dict(_class_name="PixArtTransformer2DModel"), "_class_name 'PixArtTransformer2DModel'"),
-    (TRANSFORMER, dict(sample_size=9), (2, "config.json", "sample_size 9")),
-    (TRANSFORMER, dict(num_attention_heads="two"), "num_attention_heads"),
-    (INDEX, dict(_class_name="PixArtAlphaPipeline"), "_class_name 'PixArtAlphaPipeline'"),
-    (INDEX, dict(id2label={"0": "tench"}), ("id2label", "model_index.json", 1, "0 to 2")),
-    (SCHEDULER, dict(beta_schedule="scaled_linear"), ("beta_schedule 'scaled_linear'", "linear")),
-    (SCHEDULER, dict(prediction_type="v_prediction"), "prediction_type 'v_prediction'"),
-]
+REFUSED = {
+    "transformer/config.json": (dict(sample_size=9), (2, "config.json", "sample_size 9")),
+    "model_index.json": (dict(id2label={"0": "tench"}), ("id2label", "model_index.json", 1, "0 to 2")),
+    "scheduler/scheduler_config.json": (
+        dict(prediction_type="v_prediction"),
+        ("prediction_type 'v_prediction'", "epsilon"),
+    ),
+}
 
 
-@pytest.mark.parametrize(("name", "values", "message"), REFUSED)
-def test_folders_of_other_networks_are_refused_in_a_line(pipeline, tmp_path, name, values, message):
+@pytest.mark.parametrize("name", REFUSED)
+def test_folders_of_other_networks_are_refused_in_a_line(pipeline, tmp_path, name):
+    values, message = REFUSED[name]
     with raises_user_error(message):
         import_official(edited(pipeline, tmp_path, name, **values), tmp_path / "ours.safetensors")
 
@@ -236,15 +210,12 @@ def test_damaged_weights_are_refused_in_a_line(pipeline, tmp_path):
     for changed, message in (
         (state | {table: state[table] + 1}, ("block 2", "norm1.emb.class_embedder")),
         ({name: value for name, value in state.items() if name != key}, key),
-        (state | {key: state[key][1:]}, (key, "shape")),
         (state | {"transformer_blocks.1.norm2.weight": torch.ones(16)}, "blocks.1.norm2.weight"),
     ):
         file.unlink()  # safetensors 0.5 reads the tensors of `state` from it when they are asked for
         save_file(changed, file)
         with raises_user_error(message):
             import_official(folder, target)
-    with raises_user_error("ddpm-linear", "`path`"):
-        import_official(folder, target, None, ImportOptions(path="linear"))
     file.unlink()
     with raises_user_error("diffusion_pytorch_model.safetensors"):
         import_official(folder, target)

@@ -113,13 +113,6 @@ def test_the_arguments_of_a_training_run_are_used_where_the_caller_is_silent(tmp
     assert (checkpoint.path, checkpoint.card.prediction) == (GVP(), "score")
 
 
-def test_a_training_file_needs_no_arguments(tmp_path):
-    contents = training()
-    del contents["args"], contents["opt"], contents["model"]
-    assert import_and_load(contents, tmp_path, PLAIN).path == Linear()
-    assert import_and_load(training(args=None), tmp_path, PLAIN).path == Linear()
-
-
 def test_reading_arguments_trusts_their_class_no_longer_than_that(tmp_path):
     path = save_contents(training(), tmp_path / "official.pt")
     import_and_load(training(), tmp_path, PLAIN)

@@ -23,6 +23,7 @@ from uvit_decay.doctor.cost import (
     count_checkpoints,
     estimate_callbacks,
     estimate_length,
+    initial_share,
 )
 from uvit_decay.doctor.environment import check_weights
 from uvit_decay.doctor.rehearsal import Measurements, Rehearsal, rehearse, state_bytes
@@ -189,3 +190,11 @@ def test_variables_that_disagree_are_one_line(monkeypatch, devices, nodes, envir
         monkeypatch.delenv(name, raising=False)
     with raises_user_error(text) if text else nullcontext():
         check_trainer(monkeypatch, devices, nodes, environment)
+
+
+@pytest.mark.parametrize(
+    ("updates", "arguments", "share"),
+    [(60, (0.9999, False), 0.994), (2, (0.9999,), 0.1 * 2 / 11), (60, (0.9,), 0.0), (0, (0.9,), 1.0)],
+)
+def test_the_share_of_the_initial_weights_is_the_product_of_the_decays(updates, arguments, share):
+    assert initial_share(updates, *arguments) == pytest.approx(share, abs=1e-3)

@@ -1,9 +1,7 @@
-"""Odd circumstances: a clock that jumps, an output that nobody reads, caches that cannot be written."""
+"""Odd circumstances: an output that nobody reads, caches that cannot be written, no POSIX."""
 
 from __future__ import annotations
 
-import os
-import random
 import signal
 import time
 from pathlib import Path
@@ -23,23 +21,6 @@ LINES = {
 }
 STORED = ("evaluate images", "evaluate a checkpoint", "statistics")
 pytestmark = pytest.mark.slow
-
-
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "features"])
-def test_nothing_depends_on_the_clock(small_programs, tmp_path, name, exhaustive):
-    """Neither on a clock that jumps while a program runs, nor on the times of the files that a killed one left."""
-    skip_unless_tried(name, exhaustive, ["statistics"])
-    expected, calls = small_programs.undisturbed(name, tmp_path / "undisturbed")
-    writer = "FeatureStore.add" if calls["FeatureStore.add"] else "replacing"
-    middle = Moment(writer, len(calls[writer]) // 2, 0)
-    folder, before = tmp_path / "a", [SURROUNDED, "jumping-clock"]
-    small_programs.start(name, folder, at=middle, number=signal.SIGKILL, before=before).wait()
-    draw = random.Random(0)
-    for path in folder.rglob("*"):
-        os.utime(path, (draw.randrange(2**32),) * 2)
-    again = small_programs.start(name, folder, before=before)
-    assert again.wait() == 0, again.stderr
-    assert contents(folder) == expected
 
 
 @pytest.mark.parametrize("circumstance", CODES)

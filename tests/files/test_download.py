@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from refusals import raises_user_error
 
-from uvit_decay.files.download import checksum, download, verify
+from uvit_decay.files.download import download, verify
 
 CONTENT = np.random.default_rng(0).bytes(1_000_001)
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -75,21 +75,14 @@ def target(tmp_path):
 
 
 def fails(*words, url, target, **options):
-    """Return the line of a failed download, which has these words."""
-    with raises_user_error(*words) as caught:
+    """Check that a download fails with a line that has these words."""
+    with raises_user_error(*words):
         download(url, target, SHA256, **options)
-    return str(caught.value)
 
 
 def arrived(target):
     left = {path.name for path in target.parent.iterdir()}
     return target.read_bytes() == CONTENT and left == {target.name, f"{target.name}.lock"}
-
-
-def test_checksums_are_the_published_ones(tmp_path):
-    (tmp_path / "abc").write_bytes(b"abc")  # RFC 1321 and FIPS 180
-    assert checksum(tmp_path / "abc", "md5") == "900150983cd24fb0d6963f7d28e17f72"
-    assert checksum(tmp_path / "abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 
 
 @pytest.mark.parametrize(("length", "encoding"), [(True, None), (False, "gzip")])
@@ -108,8 +101,10 @@ def test_a_file_is_fetched_once(server, target, length, encoding, capfd):
 def test_a_cut_connection_leaves_nothing_and_the_next_call_fetches_all(server, target):
     server.cut = 400_000
     fails(server.url, str(target), SHA256, url=server.url, target=target)
+    server.status = 503
+    fails(server.url, "503", target, url=server.url, target=target)
     assert [path.name for path in target.parent.iterdir()] == ["file.bin.lock"]
-    server.cut = None
+    server.cut = server.status = None
     for left in ("01234567", "fetched", "fetched.partial.0123456789abcdef"):  # by killed programs
         target.with_name(f".file.bin.{left}.partial").touch()
     download(server.url, target, SHA256)
@@ -139,16 +134,6 @@ def test_another_file_in_its_place_is_named_and_kept(server, target):
     fails(str(target), SHA256, found, "23 bytes", url=server.url, target=target)
     assert target.read_bytes() == b"something of the user's"
     assert server.requests == 0
-    target.unlink()
-    target.mkdir()
-    fails(str(target), "folder", url=server.url, target=target)
-
-
-@pytest.mark.parametrize("status", [404, 503])
-def test_a_server_that_refuses_is_quoted(server, target, status):
-    server.status = status
-    fails(server.url, str(status), target, url=server.url, target=target)
-    assert server.requests == 1
 
 
 def test_a_silent_server_does_not_hold_on_for_ever(target):

@@ -11,29 +11,18 @@ from hashlib import sha256
 
 import numpy as np
 import pytest
-from diffusers import DiffusionPipeline
 from diffusers.utils.dynamic_modules_utils import check_imports
 from hub_folders import (
     BUNDLED,
-    export,
     own_modules,  # noqa: F401
     sample_pixels,
-    seed_generator,
-    stack_pictures,
-    write_denoiser,
     write_latent_sit,
 )
 
-from uvit_decay.checkpoint import load
 from uvit_decay.commands.convert import main
-from uvit_decay.diffusion.noise_path import VP
-from uvit_decay.diffusion.samplers import SAMPLERS
-from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.hub.bundle import bundle
 from uvit_decay.hub.denoiser import SiTDenoiser, UViTDenoiser
-from uvit_decay.hub.folder import build_pipeline
 from uvit_decay.hub.pipeline import DecayPipeline, code_of
-from uvit_decay.nn import UViT
 
 FILES = {kind.__name__: bundle(kind) for kind in (UViTDenoiser, SiTDenoiser)} | {"pipeline": code_of(DecayPipeline)}
 NOT_CALLED = {"report"}  # in a function of the commands
@@ -79,21 +68,6 @@ def test_pictures_without_this_package_are_those_of_sample(vae, tmp_path):
     for name, file in {**files, "latents/again": files["latents"]}.items():
         expected = sample_pixels(file, range(3), classes=("0", "1"), labels="balanced", seed=5).squeeze()
         assert (np.load(tmp_path / name / "pictures.npy") == expected).all()
-
-
-def test_every_sampler_makes_the_same_pictures(tmp_path):
-    names = ("a", "b", "c")
-    net = UViT(4, 2, 1, dim=8, depth=2, heads=2, num_classes=3, alpha_min=0.6)
-    file = write_denoiser(tmp_path / "net.safetensors", net, VP(), "eps", Sampling("dpm++", 2, 1.5), names)
-    export(file, tmp_path / "folder")
-    alone = DiffusionPipeline.from_pretrained(tmp_path / "folder", trust_remote_code=True)
-    assert type(alone).__module__.startswith("diffusers_modules")
-    ours = build_pipeline(load(file))
-    for name, sampler in SAMPLERS.items():
-        if not sampler.learned_variance:
-            call = {"class_labels": [2], "sampler": name, "num_inference_steps": 3}
-            pictures = [stack_pictures(each(**call, generator=seed_generator(4)).images) for each in (alone, ours)]
-            assert (pictures[0] == pictures[1]).all(), name
 
 
 def meanings(tree: ast.Module) -> Iterator[tuple[str, str]]:

@@ -84,16 +84,6 @@ def test_output_types(pipeline):
     assert (stack_pictures(as_tuple) == uint8).all()
 
 
-def test_another_sampler_has_its_own_settings(pipeline):
-    ours = pipeline(
-        class_labels=[1, 2], sampler="uvit-dpm++", num_inference_steps=4, generator=seed_generator(1)
-    ).images
-    expected = sample_pixels(
-        BUNDLED, range(2), classes=("1", "2"), labels="balanced", sampler="uvit-dpm++", steps=4, seed=1
-    )
-    assert (stack_pictures(ours) == expected).all()
-
-
 def test_every_noise_path_has_a_name():
     kinds = [kind for kind in vars(noise_path).values() if isinstance(kind, type) and issubclass(kind, NoisePath)]
     assert {kind for kind in kinds if not kind.__abstractmethods__} == set(PATHS.values())
@@ -115,13 +105,11 @@ def test_an_adaptive_sampler_has_one_image_at_a_time(tmp_path):
     assert (alone[0] == together[0]).all()
 
 
-@pytest.mark.parametrize("kind", ["digits", "sit"])
-def test_weights_of_half_the_size(kind, tmp_path):
+def test_weights_of_half_the_size(tmp_path):
     net = SiT(8, 2, 1, dim=16, depth=2, heads=2, num_classes=10, qk_norm=True, norm_type="rms")
-    names = tuple("abcdefghij")
     file = tmp_path / "sit.safetensors"
-    write_denoiser(file, net, Linear(), "velocity", Sampling("heun", 3), names)
-    pipeline = build_pipeline(load(BUNDLED if kind == "digits" else file))
+    write_denoiser(file, net, Linear(), "velocity", Sampling("heun", 3), tuple("abcdefghij"))
+    pipeline = build_pipeline(load(file))
     exact = pictures(pipeline, [1, 2], seed_generator(0), output_type="np")
     pipeline.to(torch.bfloat16)
     assert {weight.dtype for weight in pipeline.denoiser.parameters()} == {torch.bfloat16}
@@ -133,16 +121,13 @@ def test_weights_of_half_the_size(kind, tmp_path):
     [
         ({}, "class_labels"),
         ({"class_labels": [10]}, ("class 10", "0 to 9")),
-        ({"class_labels": [-1]}, "class -1"),
         ({"class_labels": [1.5]}, "class 1.5"),
         ({"class_labels": "eleven"}, "'eleven'"),
         ({"class_labels": [1, 2], "num_images": 3}, 2),
         ({"class_labels": []}, "1 image"),
         ({"class_labels": [1], "generator": [seed_generator(0), seed_generator(1)]}, (2, "1 images")),
         ({"class_labels": [1], "output_type": "jpeg"}, "pil, np, pt, latent"),
-        ({"class_labels": [1], "sampler": "dpm"}, "sampler"),
         ({"class_labels": [1], "num_inference_steps": 0}, (1, 1000)),
-        ({"class_labels": [1], "guidance_scale": -1.0}, "guidance"),
     ],
 )
 def test_mistakes_are_one_line(pipeline, call, problem):

@@ -2,9 +2,7 @@
 
 import os
 import shutil
-import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +14,7 @@ from runs import StopAt
 
 from uvit_decay.callbacks import BestCheckpoint, LastCheckpoint
 from uvit_decay.data import Digits
-from uvit_decay.runs.checkpoints import Checkpoints, find_newest, has_newer, list_names, rotate
+from uvit_decay.runs.checkpoints import find_newest, has_newer, list_names, rotate
 from uvit_decay.runs.resumable import Start
 from uvit_decay.terminal.errors import UserError
 
@@ -80,14 +78,12 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_the_run_ends_the_
     half.fit(tiny_task(), Digits(32))
     damage(tmp_path / "lightning_logs" / "version_0" / "checkpoints" / "last.ckpt")
     rest, trainer = tiny_task(), tiny_trainer(tmp_path, max_steps=8, logger=CSVLogger(tmp_path))
-    found = find_newest(name, {}, (), trainer.loggers, tmp_path, Checkpoints())
+    found = find_newest(name, {}, (), trainer.loggers, tmp_path)
     (line,) = [text for text in caplog.messages if "ckpt_path" in text]
     assert line.startswith("warning: ")
     find_line(line, "version_0/checkpoints/last.ckpt", "version_0/checkpoints/previous.ckpt", "step 2")
     assert found == tmp_path / "lightning_logs" / "version_0" / "checkpoints" / "previous.ckpt"
-    assert not has_newer(
-        tmp_path / "lightning_logs" / "version_0", 2, Checkpoints()
-    )  # so the run goes on in its folder
+    assert not has_newer(tmp_path / "lightning_logs" / "version_0", 2)  # so the run goes on in its folder
     trainer.fit(rest, Digits(32), ckpt_path=found)
     assert same(state(rest), state(task))
 
@@ -125,7 +121,7 @@ def test_runs_are_ordered_by_number_and_files_by_step(trained, tmp_path):
     (tmp_path / "version_11").mkdir()
     (tmp_path / "version_x").mkdir()
     for expected in (first, second, third, fourth, fifth, None):
-        assert find_newest("auto", {}, (), [CSVLogger(tmp_path, name="")], tmp_path, Checkpoints()) == expected
+        assert find_newest("auto", {}, (), [CSVLogger(tmp_path, name="")], tmp_path) == expected
         if expected:
             expected.unlink()
 
@@ -171,7 +167,7 @@ def rank_of_two(folder, rank):
         best = BestCheckpoint("val/loss")
         trainer = tiny_trainer(place, best, max_steps=6, val_check_interval=6, **options)
         try:
-            found, task = find_newest("auto", {}, (), trainer.loggers, place, Checkpoints()), tiny_task()
+            found, task = find_newest("auto", {}, (), trainer.loggers, place), tiny_task()
             task.start = found and Start(found, 4)
             trainer.fit(task, Digits(32), ckpt_path=found)
             step = torch.load(best.best_model_path, weights_only=True)["global_step"]
@@ -190,33 +186,3 @@ def test_all_ranks_resume_from_the_same_checkpoint_or_none_does(programs, tmp_pa
     assert shared == shared_too == "last.ckpt to 6, best at 6"
     assert first == second
     find_line(first, "ckpt_path")
-
-
-OPENED: dict[str, int] = {}  # times that a checkpoint was opened for reading, while there is an entry "on"
-
-
-def count_opened(event, args):
-    if "on" in OPENED and event == "open" and str(args[0]).endswith(".ckpt") and "w" not in str(args[1] or ""):
-        name = Path(args[0]).name
-        OPENED[name] = OPENED.get(name, 0) + 1
-
-
-def test_the_checkpoint_of_auto_is_opened_three_times_and_unpickled_twice(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    command = ["--ckpt_path=auto", "--trainer.precision=32-true"]
-    run(monkeypatch, caplog, tmp_path, *command, "--trainer.max_steps=3")
-    loaded, load = [], torch.load
-    monkeypatch.setattr(
-        torch, "load", lambda file, *args, **options: (loaded.append(file), load(file, *args, **options))[1]
-    )
-    sys.addaudithook(count_opened)  # it cannot be removed
-    OPENED["on"] = 0
-    try:
-        line = run(monkeypatch, caplog, tmp_path, "--ckpt_path=auto", "--trainer.max_steps=4")
-    finally:
-        del OPENED["on"]
-    find_line(line, "version_0/checkpoints/last.ckpt", "step 3")
-    assert OPENED.pop("last.ckpt") <= 3
-    assert OPENED.pop("previous.ckpt") <= 2  # the head of a candidate that was not chosen
-    assert not OPENED
-    assert len(loaded) == 3

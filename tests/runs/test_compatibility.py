@@ -1,7 +1,6 @@
 """A resumed run: values of its checkpoint, values of its flags, and refusals."""
 
 import csv
-import functools
 
 import pytest
 import torch
@@ -145,13 +144,11 @@ def test_other_images_of_the_same_counts_are_refused_unless_data_is_allowed(tmp_
     ("task", "message"),
     [
         (lambda: tiny_task(tiny_net(time_scale=1000.0)), ("net.time_scale 999.0", "1000.0")),
-        (lambda: tiny_task(tiny_net(dim=32)), ("net.dim 16", 32, "--model.net.dim 16")),
-        (lambda: tiny_task(tiny_net(qk_norm=True)), ("net.qk_norm False", "True", "--model.net.qk_norm false")),
-        (lambda: tiny_task(tiny_net(alpha_min=1.0)), ("net.alpha_min 0.7", "1.0")),
-        (lambda: tiny_task(prediction="x"), ("prediction eps", "x", "--model.prediction eps")),
+        (lambda: tiny_task(tiny_net(dim=32)), ("net.dim 16", 32, "`model.net.dim` 16")),
+        (lambda: tiny_task(tiny_net(qk_norm=True)), ("net.qk_norm False", "True", "`model.net.qk_norm` false")),
+        (lambda: tiny_task(prediction="x"), ("prediction eps", "x", "`model.prediction` eps")),
         (lambda: tiny_task(path=VP(beta_max=10.0)), ("path.beta_max 20.0", "10.0")),
         (lambda: tiny_task(path=Linear()), "path uvit_decay.diffusion.noise_path.VP"),
-        (lambda: tiny_task(weighting="likelihood"), ("weighting none", "likelihood")),
     ],
 )
 def test_another_function_is_refused_with_the_flag(trained, task, message):
@@ -189,7 +186,7 @@ def test_old_names_and_left_out_arguments_are_the_same_function(trained, tmp_pat
 
     path = change_training(trained, tmp_path, age)
     assert len(fit(tmp_path / "run", max_steps=13, ckpt_path=path)[0]) == 1
-    with raises_user_error("net.time_scale 999.0", "1000.0", "--model.net.time_scale 999.0"):
+    with raises_user_error("net.time_scale 999.0", "1000.0", "`model.net.time_scale` 999.0"):
         check(torch.load(path, weights_only=True), tiny_task(tiny_net(time_scale=1000.0)), "x")
 
 
@@ -203,7 +200,6 @@ def test_counters_of_lightning_are_not_those_of_the_file(trained, tmp_path):
     assert same(runs[0][1], runs[1][1])
 
 
-GROWN = functools.reduce(lambda inner, _: [inner, inner], range(60), "x")  # 2^60 words in 60 lists
 MOMENTS = ("optimizer_states", 0, "state", 3)
 DAMAGE = {  # a place, what becomes of the value there (None: it is gone), and what the line names
     "small moments": ((*MOMENTS, "exp_avg"), lambda v: v.flatten()[:2], "exp_avg"),
@@ -213,37 +209,21 @@ DAMAGE = {  # a place, what becomes of the value there (None: it is gone), and w
     "short weights": (("state_dict", "net.norm.bias"), lambda v: v[:2], "net.norm.bias"),
     "bad average": (("callbacks", "EMA", "shadow", "norm.bias"), lambda v: v / 0, "norm.bias"),
     "half an average": (("callbacks", "EMA", "shadow", "norm.bias"), None, "norm.bias"),
-    "a negative step": (("uvit_decay", "step"), lambda v: -1, ("step", 0, "-1")),
-    "tensors as words": (("uvit_decay", "prediction"), lambda v: torch.zeros(2), "plain values"),
-    "words without end": (("uvit_decay",), lambda v: {**v, "more": GROWN}, "plain values"),
-    "settings without end": (("settings",), lambda v: {**v, "more": GROWN}, "plain values"),
+    "tensors as words": (("uvit_decay", "prediction"), lambda v: torch.zeros(2), ("prediction", "Tensor")),
     "an odd version": (("pytorch-lightning_version",), lambda v: "new", ("pytorch-lightning_version", "'new'")),
 }
 
 
-def damage(contents, place, change):
-    *outer, last = place
-    for key in outer:
-        contents = contents[key]
-    value = contents.pop(last) if change is None else contents[last]
-    if change is not None:
-        contents[last] = change(value)
-    return value
-
-
 @pytest.mark.parametrize("name", DAMAGE)
 def test_a_damaged_checkpoint_is_refused_in_one_line(trained, name):
-    place, change, message = DAMAGE[name]
-    contents = torch.load(trained, weights_only=True)
-    damage(contents, place, change)
+    (*outer, last), change, message = DAMAGE[name]
+    contents = part = torch.load(trained, weights_only=True)
+    for key in outer:
+        part = part[key]
+    value = part.pop(last)
+    if change is not None:
+        part[last] = change(value)
     with raises_user_error("x", "damaged", message):
-        check(contents, tiny_task(), "x")
-
-
-def test_a_checkpoint_of_another_program_is_refused_in_one_line(trained):
-    contents = torch.load(trained, weights_only=True)
-    del contents["uvit_decay"]
-    with raises_user_error("x", "project"):
         check(contents, tiny_task(), "x")
 
 

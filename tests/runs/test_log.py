@@ -56,12 +56,8 @@ def test_a_checkpoint_of_no_run_is_continued_without_a_history(half, tmp_path):
 
 
 DAMAGED = {
-    "probes.jsonl": {json.dumps({"step": 5}): ("probes.jsonl", "line 1", "epoch")},
-    "metrics.csv": {
-        "step,train/loss\nx,1.0\n": ("metrics.csv", "'x'"),
-        "step,train/loss\n1,1.0,2.0\n": ("metrics.csv", "step 1"),
-        f"step,train/loss\n1,{'x' * 200_000}\n": ("metrics.csv", "field"),
-    },
+    "probes.jsonl": (json.dumps({"step": 5}), ("line 1", "epoch")),
+    "metrics.csv": ("step,train/loss\nx,1.0\n", "'x'"),
 }
 
 
@@ -70,11 +66,12 @@ def half(tmp_path_factory):
     return a_run(tmp_path_factory.mktemp("half"), 0, stop=12)
 
 
-@pytest.mark.parametrize(("name", "content"), [(name, content) for name in DAMAGED for content in DAMAGED[name]])
-def test_damaged_logs_are_one_line_before_training(half, tmp_path, name, content):
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damaged_logs_are_one_line_before_training(half, tmp_path, name):
+    content, message = DAMAGED[name]
     shutil.copytree(half, tmp_path / "x" / "version_0")
     (tmp_path / "x" / "version_0" / name).write_text(content)
-    with raises_user_error(DAMAGED[name][content]):
+    with raises_user_error(name, message):
         a_run(tmp_path, 1, ckpt_path=tmp_path / "x" / "version_0" / "checkpoints" / "last.ckpt")
     assert not (tmp_path / "x" / "version_1").exists()  # `compare` would take copied histories for a run
 

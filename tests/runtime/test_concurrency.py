@@ -67,20 +67,6 @@ def test_results_arrive_in_order_and_several_jobs_run_at_once():
     assert list(in_threads(work, range(8), 2)) == [job * job for job in range(8)]
 
 
-def test_no_more_jobs_are_taken_than_the_threads_and_one():
-    taken = []
-
-    def jobs():
-        for job in range(100):
-            taken.append(job)
-            yield job
-
-    results = in_threads(str, jobs(), 3)
-    assert next(results) == "0"
-    assert len(taken) == 4
-    results.close()
-
-
 def test_threads_of_torch_count(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)), raising=False)
     for ours, expected in ((1, 6), (2, 3), (4, 1), (64, 1)):

@@ -11,8 +11,6 @@ from conftest import ROOT, sample
 from programs import ranks
 from refusals import find_line, raises_user_error
 
-from uvit_decay.commands import sample as sample_command
-from uvit_decay.commands import train
 from uvit_decay.runtime.distributed import (
     Processes,
     _describe_difference,
@@ -35,7 +33,7 @@ def run(*command, cwd):
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=200)
 
 
-@pytest.mark.parametrize("count", [1, 2, 11, 63, 64, 65, 200, 1000])
+@pytest.mark.parametrize("count", [1, 11, 64, 65, 200])
 @pytest.mark.parametrize("size", [1, 8, 64])
 def test_batches_are_all_in_order_and_for_every_process(count, size):
     alone = batches(count, size, 1)
@@ -62,13 +60,6 @@ def test_the_setting_that_differs_is_named():
     found = list(zip(("one", "two", "three"), values, strict=True))
     find_line(_describe_difference("settings", found), "settings a", "three (process 2)", "one (process 0)")
     assert _describe_difference("settings", found[:2]) == ""
-
-
-def test_results_come_before_the_next_job_is_begun():
-    begun = []
-    results = Processes.current().map_ordered([1, 2, 3], begun.append)
-    next(results)
-    assert begun == [1]
 
 
 @pytest.mark.slow
@@ -154,26 +145,7 @@ def test_more_processes_than_gpus_are_refused(monkeypatch):
         pass
 
 
-@pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE"])
-@pytest.mark.parametrize("value", ["x", "", "-1"])
-def test_malformed_variables_of_a_launcher_are_refused(monkeypatch, name, value):
-    monkeypatch.setenv(name, value)
-    with raises_user_error(name), Processes.launch():
-        pass
-
-
-@pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK"])
-def test_lightning_never_sees_a_malformed_variable(monkeypatch, capsys, name):
-    monkeypatch.setenv(name, "x")
-    for main in (train.main, sample_command.main):
-        with pytest.raises(SystemExit) as stop:
-            main(["fit"])
-        (line,) = capsys.readouterr().err.splitlines()
-        assert stop.value.code == 2
-        assert name in line
-
-
-@pytest.mark.parametrize(("visible", "local_rank", "expected"), [(1, 3, 0), (1, 0, 0), (4, 3, 3), (4, 0, 0)])
+@pytest.mark.parametrize(("visible", "local_rank", "expected"), [(1, 3, 0), (4, 3, 3)])
 def test_a_process_takes_its_gpu(monkeypatch, visible, local_rank, expected):
     chosen = []
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)

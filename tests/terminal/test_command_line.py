@@ -106,7 +106,6 @@ def test_hyphens_and_underscores_are_one():
         (["--classes", "-1,2"], "--classes=-1,2"),
         (["--num", "many"], ("-n/--num", "'many'")),
         (["--num", "2.7"], ("-n/--num", "'2.7'")),
-        (["--weights", "best"], ("--weights", "'best'")),
         (["--weights", "none"], ("--weights", "'none'")),
         (["--classes", "cat"], ("--classes", "cat")),
         (["--interval", "1"], ("--interval", 2, 1)),
@@ -117,11 +116,6 @@ def test_hyphens_and_underscores_are_one():
 def test_a_wrong_option_is_one_line(words, message):
     with raises_user_error(message):
         called(*words)
-
-
-def test_bounds_hold_without_a_command_line():
-    with raises_user_error("`seed`", 0):
-        Sampling(seed=-1)
 
 
 def test_errors_name_the_flags_of_the_arguments():

@@ -81,14 +81,6 @@ def test_a_message_with_a_name_of_a_megabyte_is_short():
     assert message.endswith("xxx: rename it")
 
 
-def test_long_values_are_cut():
-    for value in ("x" * 3000, f"'{'of words ' * 300}'"):
-        message = str(UserError(f"holdout must be a number, got {value}; give 0.1"))
-        assert len(message) < 600
-        assert message.startswith("holdout must be a number, got ")
-        assert message.endswith("; give 0.1")
-
-
 def test_errors_are_one_line_where_output_is_captured(capsys):
     """A StringIO, as of a notebook, cannot be reconfigured."""
     with redirect_stdout(StringIO()) as out:

@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from refusals import raises_user_error
 
-from uvit_decay.checkpoint import load
 from uvit_decay.terminal import program
 from uvit_decay.terminal.program import find_bundled, find_config, localise, or_bundled
 
@@ -16,7 +14,7 @@ TEXT = (
 )
 
 
-@pytest.mark.parametrize("name", ["train.py", "/usr/bin/pytest", "-c", "", "/x/uvit_decay/checkpoint/__main__.py"])
+@pytest.mark.parametrize("name", ["train.py", "-c", "", "/x/uvit_decay/checkpoint/__main__.py"])
 def test_a_script_is_a_script(monkeypatch, name):
     monkeypatch.setattr(sys, "argv", [name])
     assert localise(TEXT) == TEXT
@@ -68,8 +66,3 @@ def test_a_bundled_checkpoint_unless_there_is_a_file(monkeypatch, tmp_path):
     assert or_bundled(name) == ROOT / name
     for other in ("checkpoints/none.ckpt", "checkpoints", f"../{tmp_path.name}/{name}", str(tmp_path / name)):
         assert or_bundled(other) == Path(other)
-    assert load(Path(name)).card.data == "digits"
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / name).touch()
-    with raises_user_error("safetensors"):
-        load(Path(name))

@@ -8,19 +8,9 @@ import time
 
 import pytest
 
-from uvit_decay.commands.compare import compare
-from uvit_decay.compare.layers import ChosenProbes
-from uvit_decay.terminal.errors import UserError
 from uvit_decay.terminal.progress import INTERVAL, print_line, track
 
 SHORT = 0.05  # seconds between lines
-
-
-@pytest.fixture
-def often():
-    """Shorten the interval between lines, as the outermost work."""
-    with track(every=SHORT):
-        yield
 
 
 def lines_of(capsys):
@@ -37,31 +27,12 @@ def test_lines_come_no_more_often_than_they_are_wanted(capsys):
     assert all(re.match(r"reading: \d+/20 images after 00:00", line) for line in lines)
 
 
-def test_runs_that_are_compared_are_counted(tmp_path, monkeypatch, capsys, often):
-    def read(folder, chosen):
-        time.sleep(0.3)
-        if folder.name == "c":
-            raise UserError("no run")
-
-    monkeypatch.setattr("uvit_decay.compare.runs.FinishedRun.read", read)
-    with pytest.raises(UserError, match="no run"):
-        compare([tmp_path / name for name in "abc"], out=tmp_path / "out.png", chosen=ChosenProbes())
-    assert lines_of(capsys)[-1].startswith("reading runs: 2/3 runs ")
-
-
 def test_the_innermost_work_is_shown_with_what_it_belongs_to(capsys):
     with track(every=SHORT), track("outer"), track("inner", 8, "image", 2) as work:
         time.sleep(0.1)
         work.update(3)
     (line,) = lines_of(capsys)
     assert re.fullmatch("outer: inner: 5/8 images after 00:00, 00:00 left", line)
-
-
-def test_work_without_a_total_counts(capsys):
-    with track("scanning", None, "file", every=SHORT) as work:
-        time.sleep(0.1)
-        work.update(1234)
-    assert lines_of(capsys)[-1] == "scanning: 1,234 files after 00:00"
 
 
 def test_counts_without_a_title_are_named_by_their_unit(capsys):

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from uvit_decay.checkpoint.options import Weights
-from uvit_decay.runs.averages import ramped_decay
 from uvit_decay.tasks.base import Task
 from uvit_decay.tasks.finite import check_finite
 from uvit_decay.tasks.parallel.sharding import gather, local_shard, shard_like, unsharded_network
@@ -182,3 +181,22 @@ def evaluation_weights(trainer: Trainer, task: Task) -> Iterator[Weights]:
             yield weights
     finally:
         task.net.train(training)
+
+
+def ramped_decay(decay: float, updates: int, ramp_steps: int | None = None) -> float:
+    """Return the decay of the next update on a ramp that ends at `decay`.
+
+    After n updates the ramp is at (1 + n) / (1 + n + c), where c = (1 + N) (1 - decay) / decay, so that it reaches
+    `decay` at n = N = `ramp_steps`. By default c is 9. On the ramp, the weights of step n count in proportion to
+    n^(c - 1), which is the power function average of EDM2 with gamma = c - 1 (Karras et al. 2024,
+    "Analyzing and Improving the Training Dynamics of Diffusion Models", Sec. 3.1).
+
+    Args:
+        decay: the final decay, in [0, 1).
+        updates: number n of updates that were made before.
+        ramp_steps: number of updates after which the ramp ends; None for the default ramp.
+    """
+    if ramp_steps is None:
+        return min(decay, (1 + updates) / (10 + updates))
+    grown = decay * (1 + updates)  # numerator and denominator times decay, which may be 0
+    return min(decay, grown / (grown + (1 + ramp_steps) * (1 - decay)))

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from uvit_decay.callbacks.ema import evaluation_weights
@@ -18,7 +17,6 @@ from uvit_decay.generation.options import LARGEST_GRID
 from uvit_decay.generation.samples import Samples
 from uvit_decay.pictures import grid_columns, labelled_grid
 from uvit_decay.representations.reconstruction import Reconstructor
-from uvit_decay.runs.stage import describe_early, is_early
 from uvit_decay.runtime.distributed import Processes, batches
 from uvit_decay.runtime.random import subset
 from uvit_decay.tasks import MAETask, Task
@@ -90,8 +88,6 @@ class Preview(PeriodicSampling):
             headings = in_words(names) * (columns // max(1, len(names)))
             grid = labelled_grid(torch.cat(parts), columns, headings)
             save_picture(trainer, self.folder, self.picture, grid)
-        if is_early(trainer.global_step, task.settings):
-            rank_zero_info(describe_early(trainer.global_step, task.settings))
 
 
 @check_types

@@ -31,7 +31,7 @@ from uvit_decay.nn.mae import MAE
 from uvit_decay.nn.sit import SiT
 from uvit_decay.nn.uvit import UViT
 from uvit_decay.nn.vit import ViT
-from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.errors import UserError, with_flags
 from uvit_decay.terminal.typed import check_types
 
 
@@ -96,7 +96,7 @@ def export_file(
             notes = [WEIGHTS_ALONE]
         if isinstance(net, MAE | ViT) and stored.card.data.startswith(IMPORTED):
             notes.append(mae.LICENCE)
-        return "\n".join(notes)
+        return with_flags("\n".join(notes))
 
 
 def _write_ours(target: Path, stored: StoredModel, dtype: StoredType, source: Path, trusted: Sequence[str]) -> str:
@@ -104,12 +104,18 @@ def _write_ours(target: Path, stored: StoredModel, dtype: StoredType, source: Pa
     state = stored.state
     if stored.card.net.is_from(HOME):
         net = stored.network(trusted)  # checks that the weights fit
-        if dtype == "bfloat16":
-            state = _round_parameters(state, net)
+        if dtype == "bfloat16":  # buffers, such as recorded alphas, keep their type
+            state = dict(state)
+            for name, _ in net.named_parameters():
+                if name in state:
+                    state[name] = state[name].bfloat16()
     elif dtype == "bfloat16":  # a class from elsewhere is not built
         raise UserError(f"`dtype` bfloat16: {source} has a network that is not part of uvit_decay")
     _write(target, stored.card, state)
-    return _note_on_autoencoder(stored.card)
+    latents = stored.card.latents
+    if latents is None or not Path(latents.vae).is_absolute():
+        return ""
+    return with_flags(f"its autoencoder is a folder of this machine, {latents.vae}: elsewhere name one with `vae`")
 
 
 def _write_timm(target: Path, stored: StoredModel, net: nn.Module) -> str:
@@ -120,22 +126,6 @@ def _write_timm(target: Path, stored: StoredModel, net: nn.Module) -> str:
     else:
         _save(target, state)
     return python_lines(net, state, target)
-
-
-def _round_parameters(state: Mapping[str, Tensor], net: nn.Module) -> dict[str, Tensor]:
-    """Return the state with the network's parameters in bfloat16; buffers, such as recorded alphas, keep their type."""
-    rounded = dict(state)
-    for name, _ in net.named_parameters():
-        if name in rounded:
-            rounded[name] = rounded[name].to(torch.bfloat16)
-    return rounded
-
-
-def _note_on_autoencoder(card: ModelCard) -> str:
-    """Return a note if the autoencoder of a card is a folder of this machine; otherwise an empty text."""
-    if card.latents is None or not Path(card.latents.vae).is_absolute():
-        return ""
-    return f"its autoencoder is a folder of this machine, {card.latents.vae}: elsewhere name one with --vae"
 
 
 def _write_official(target: Path, stored: StoredModel, net: nn.Module) -> None:
@@ -176,7 +166,7 @@ def import_official(
     with _target(source, target, (".safetensors",)):
         stored = read_official(source, weights, options)
         _write(target, stored.card, stored.state)
-        return "\n".join(stored.notes)
+        return with_flags("\n".join(stored.notes))
 
 
 def read_official(
@@ -201,7 +191,7 @@ def read_official(
     if (source / "step.pth").is_file():
         recorded = source / "step.pth"
         step = load_pickle(recorded)
-    if type(step) is not int or not 0 <= step < 2**63:
+    if type(step) is not int:
         raise UserError(f"the step in {recorded} should be a number, it looks like {looks_like(step)}")
     card = model.card(source.name, step, opened.weights or weights)
     if model.class_names is not None:
@@ -264,7 +254,7 @@ def recognise(
     if kind not in FAMILIES:
         raise UserError(
             f"{where} is not an official U-ViT, SiT, DiT or MAE, it looks like {kind}; if the network is one part of "
-            "the file, name it with uvit-decay import --entry"
+            "the file, name it with `entry`"
         )
     family = FAMILIES[kind]
     for name, value in asdict(options).items():

@@ -5,6 +5,7 @@ No code that a file contains is executed. Third-party files are read by the same
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -21,11 +22,11 @@ from uvit_decay.diffusion.prediction import Prediction, Weighting
 from uvit_decay.diffusion.samplers import SAMPLERS
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
 from uvit_decay.files.instantiate import Spec, build, check_arguments
-from uvit_decay.files.tensor_files import TorchFile, check_weights, load_tensors, mismatch
-from uvit_decay.files.validation import as_type, is_plain, parse
+from uvit_decay.files.tensor_files import check_weights, load_pickle, load_tensors, mismatch
+from uvit_decay.files.validation import as_type, parse
 from uvit_decay.latents.space import LatentSpace
 from uvit_decay.nn.base import check_attributes
-from uvit_decay.terminal.errors import UserError, check_whole, explain
+from uvit_decay.terminal.errors import UserError, explain
 from uvit_decay.terminal.program import localise, or_bundled
 from uvit_decay.terminal.typed import check_types
 
@@ -100,13 +101,6 @@ class ModelCard:
             raise UserError(
                 f"its model card has version {self.version}, this program reads up to {VERSION}: update uvit_decay"
             )
-        check_whole(0, 2**63 - 1, step=self.step)
-        missing = [name for name in ("path", "prediction", "sampling") if getattr(self, name) is None]
-        if len(missing) in (1, 2):
-            raise UserError(
-                f"its model card lacks {missing[0]}, a denoiser has path, prediction and sampling: export or copy the "
-                "file again"
-            )
 
     @classmethod
     def from_dict(cls, values: Any, where: Path | str) -> ModelCard:
@@ -118,11 +112,6 @@ class ModelCard:
         """
         names = {field.name for field in fields(cls)}
         try:
-            if not is_plain(values):
-                raise UserError(
-                    "its model card holds more than names and plain values, or is too large: export or copy the file "
-                    "again"
-                )
             values = as_type(dict[str, object], values, "its model card")
             known = {name: value for name, value in values.items() if name in names}
             sampling = known.get("sampling")
@@ -138,11 +127,12 @@ class ModelCard:
         """Return the plain values that a checkpoint stores, without fields that are None."""
         values = {name: value for name, value in asdict(self).items() if value is not None}
         try:
+            json.dumps(values)
             ModelCard.from_dict(values, "the model card")
             check_arguments(self.net, HOME, "the model card")
             if self.path is not None:
                 check_arguments(self.path, NoisePath.__module__, "the model card")
-        except UserError as error:
+        except (TypeError, ValueError, UserError) as error:
             raise UserError(f"a checkpoint of this network could not be read back: {error}") from error
         return values
 
@@ -183,10 +173,6 @@ def load(path: Path | str, weights: Weights | None = None, trusted: Sequence[str
         path: a .ckpt or a .safetensors file, or a folder that was exported for diffusers.
         weights: the set to load; None takes EMA weights if the file has them, otherwise raw weights.
         trusted: classes outside uvit_decay, or modules, that the file may name for its network or its noise path.
-
-    Raises:
-        UserError: the file is missing, damaged, contains code or is of another program; its weights are missing, not
-            finite, or do not fit the card.
     """
     stored = read(path, weights)
     card = stored.card
@@ -197,11 +183,6 @@ def load(path: Path | str, weights: Weights | None = None, trusted: Sequence[str
     if ours:
         net.float()
     check_attributes(net, f"{path} describes a {type(net).__name__}")
-    if card.latents and card.latents.channels != net.channels:
-        described = f"latents of {card.latents.channels} channels"
-        raise UserError(f"{path} describes {described}, its network has {net.channels}")
-    if len(card.class_names) != net.num_classes:
-        raise UserError(f"{path} names {len(card.class_names)} classes, its network has {net.num_classes}")
     return Checkpoint(net.eval(), card, card.noise_path(trusted))
 
 
@@ -285,8 +266,6 @@ def _read_exported(path: Path) -> StoredModel:
     if KEY not in metadata:
         raise ThirdParty(f"{path} was not exported by this project, it looks like {looks_like(state)}")
     card = ModelCard.from_dict(parse(metadata[KEY], path), path)
-    if card.weights is None:
-        raise UserError(f"{path} is damaged: its model card does not name the set of weights")
     return StoredModel(path, card, state)
 
 
@@ -294,7 +273,7 @@ def _read_training(path: Path, weights: Weights | None) -> StoredModel:
     contents = read_training_checkpoint(path)
     card = ModelCard.from_dict(contents[KEY], path)
     stored = TrainingContents.parse(contents, path)
-    raw = stored.network_state(path)
+    raw = stored.network_state()
     if weights == "ema" and not stored.average:
         raise UserError(f"{path} holds no EMA weights: its run had no EMA callback")
     if weights == "raw" or not stored.average:
@@ -326,36 +305,26 @@ class TrainingContents:
         callbacks = contents.get("callbacks")
         with explain(f"{where} is damaged", AttributeError):
             average = callbacks.get("EMA", {}).get("shadow", {})
-        if not is_plain(settings):
-            raise UserError(f"{where} is damaged: its settings hold more than names and plain values")
         values = {"state_dict": contents.get("state_dict"), "callbacks": callbacks, "average": average}
         return as_type(cls, values | {"settings": settings}, str(where))
 
-    def network_state(self, where: Path | str) -> dict[str, Tensor]:
-        """Return the weights of the network without their prefix; raise a UserError for any other than `task.*`."""
+    def network_state(self) -> dict[str, Tensor]:
+        """Return the weights of the network without their prefix."""
         weights = {}
         for name, value in self.state_dict.items():
             if name.startswith(NET):
                 weights[name.removeprefix(NET)] = value
-            elif not name.startswith(OWN):
-                raise UserError(f"{where} is damaged: state_dict has {name}, which is neither net.* nor task.*")
         return weights
 
 
 @check_types
 def read_training_checkpoint(path: Path, whole: bool = True) -> dict[str, Any]:
-    """Return the contents of a .ckpt of this project, checked against the checksums of its zip; see `TorchFile`."""
-    with open_training_checkpoint(path) as file:
-        contents = file.read(whole)
-    check_ours(contents, path)
-    return contents
-
-
-def open_training_checkpoint(path: Path) -> TorchFile:
-    """Open a .ckpt; its contents are not checked yet."""
+    """Return the contents of a .ckpt of this project, checked against the checksums of its zip; see `load_pickle`."""
     if path.suffix == ".safetensors":
         raise UserError(f"{path} has weights but no optimizer: give a .ckpt of a run, such as checkpoints/last.ckpt")
-    return TorchFile(path)
+    contents = load_pickle(path, whole)
+    check_ours(contents, path)
+    return contents
 
 
 def check_ours(contents: object, where: Path | str) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_type_hints
+from typing import Literal
 
-from uvit_decay.files.validation import as_type
+from uvit_decay.terminal.typed import check_types
 
 Weights = Literal["ema", "raw"]
 PathName = Literal["linear", "gvp", "vp", "sd-discrete", "ddpm-linear"]
 
 
+@check_types
 @dataclass(frozen=True)
 class ImportOptions:
     """Settings that a file may not determine; defaults follow from the file and the published configurations.
@@ -44,7 +45,3 @@ class ImportOptions:
     pixels: Literal["imagenet", "unit"] | None = None
     classes: str | None = None
     entry: str | None = None
-
-    def __post_init__(self) -> None:
-        for name, kind in get_type_hints(type(self)).items():
-            as_type(kind, getattr(self, name), f"`{name}`")

@@ -33,7 +33,7 @@ from uvit_decay.data.reading import (
 )
 from uvit_decay.data.splits import hold_out
 from uvit_decay.files.writing import check_writable
-from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.errors import UserError, with_flags
 from uvit_decay.terminal.typed import Within, check_types
 
 MOST_SIDE = 1024  # pixels; larger images are rarely what a network is built for
@@ -191,7 +191,8 @@ class Images(ImageData):
         elif test is not None:
             self.test_name = f"{self.path}/{test.part}"
             if self.holdout:
-                rank_zero_info(f"`holdout` {self.holdout:g} is not used: {self.test_name} has the test images")
+                remark = f"`holdout` {self.holdout:g} is not used: {self.test_name} has the test images"
+                rank_zero_info(with_flags(remark))
         check_columns(columns, training, test)
         return training, test
 

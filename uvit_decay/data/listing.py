@@ -20,8 +20,8 @@ from uvit_decay.data.decoding import formats
 from uvit_decay.data.label_tables import TABLES, Columns
 from uvit_decay.data.labels import AUTO, FOLDERS, LabelOptions, Labels, find_labels, find_table
 from uvit_decay.data.splits import find_parts
-from uvit_decay.files.writing import at_home, check_images_exist
-from uvit_decay.terminal.errors import UserError
+from uvit_decay.files.writing import at_home
+from uvit_decay.terminal.errors import UserError, with_flags
 
 LOSSY = (".jpg", ".jpeg")
 HEIF = (".heic", ".heics", ".heif", ".heifs", ".hif")  # read where pillow-heif is installed
@@ -120,7 +120,8 @@ def list_parts(
         labels: where the labels come from.
     """
     path = at_home(path)
-    check_images_exist(path)
+    if not path.exists():
+        raise UserError(f"{path}: no such folder, zip or tar")
     extensions = list_extensions()
     images, beside = find(path, extensions | {*TABLES}).split(extensions)
     if not images.names:
@@ -151,7 +152,8 @@ def list_parts(
             lines.append(f"{name} has the test images" if test is not None else f"{name} has other classes: not read")
         else:
             lines.append(f"{name} is not read")
-    rank_zero_info(f"{path}: {', '.join(lines)}; to take these folders as classes, set `labels` {FOLDERS}")
+    lines[-1] += f"; to take these folders as classes, set `labels` {FOLDERS}"
+    rank_zero_info(with_flags(f"{path}: {', '.join(lines)}"))
     return training, test
 
 

@@ -45,7 +45,7 @@ def open_data(name: str, test: str | None, image_size: int, channels: int, clean
         sizes = {"image_size": image_size, "channels": channels, "batch_size": 1}
         holdout = 0.0 if test else 0.1
         arguments = {"path": "`data`", "test_path": "`test`"}  # of this function, by those of data modules
-        with name_flags(lambda argument, error: arguments.get(argument)):
+        with name_flags(lambda argument, frames: arguments.get(argument)):
             if clean:
                 crop = 1.0 if image_size <= SMALL else 0.875
                 # No memory for pictures: each is read once.

@@ -10,17 +10,17 @@ from collections.abc import Iterable, Iterator
 from lightning.pytorch import Callback
 
 from uvit_decay.callbacks.best import BestCheckpoint
-from uvit_decay.callbacks.ema import EMA
+from uvit_decay.callbacks.ema import EMA, ramped_decay
 from uvit_decay.callbacks.last_checkpoint import LastCheckpoint
 from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.doctor.rehearsal import Measurements
 from uvit_decay.doctor.report import Finding, Plan, duration, gib
-from uvit_decay.runs.averages import MOST_INITIAL, describe_initial_share, initial_share
 from uvit_decay.runs.folder import find_runs
 from uvit_decay.tasks import Task
 
 TIGHT = 0.9  # share of the memory; beyond it fragments may not fit
 FORWARD = 1 / 3  # time of an image without a backward pass, divided by its time in training
+MOST_INITIAL = 0.1  # share of the initial weights above which an average is remarked on
 FORGOTTEN = 0.01  # share of the initial weights at the end of the run with the decay that is recommended
 LOGS = 16 * 2**20  # bytes of logs, pictures and histories; a generous estimate
 
@@ -199,12 +199,32 @@ def check_average(run: Plan, found: Measurements) -> Iterator[Finding]:
             continue
         share = initial_share(found.total, callback.decay, callback.ramp, callback.ramp_steps)
         if share > MOST_INITIAL:
-            text = describe_initial_share(share, callback.decay, found.total)
+            made = f"after {found.total:g} updates of decay {callback.decay:g}"
+            text = f"{100 * share:.0f} % of the average are initial weights {made}"
             flag = "ramp_steps null of EMA"
             if not callback.ramp:
                 rest = 1 - FORGOTTEN ** (1 / found.total)
                 flag = f"ramp true of EMA, or decay {1 - float(f'{rest:.1g}'):g}"
             yield Finding("warning", "EMA", text, flag)
+
+
+def initial_share(updates: float, decay: float, ramp: bool = True, ramp_steps: int | None = None) -> float:
+    """Return the share of the initial weights in an average, in [0, 1]: the product of the decays of its updates.
+
+    Args:
+        updates: number of updates; infinite for a run without an end.
+        decay: the final decay.
+        ramp: whether the decay rises to its final value.
+        ramp_steps: see `ramped_decay`.
+    """
+    if not ramp:
+        return decay**updates
+    share = 1.0
+    done = 0
+    while done < updates and share > MOST_INITIAL / 100:
+        share *= ramped_decay(decay, done, ramp_steps)
+        done += 1
+    return share
 
 
 CHECKS = (estimate_callbacks, check_memory, estimate_speed, estimate_length, check_disk, check_warmup, check_average)

@@ -27,11 +27,7 @@ class WeightsFile(NamedTuple):
 
 
 def find_weights(folder: Path) -> WeightsFile | None:
-    """Return the weights of a model in its folder, if possible not a variant; None without a file of weights.
-
-    Raises:
-        UserError: there are only variants, and several of them.
-    """
+    """Return the weights of a model in its folder, if possible not a variant; None without a file of weights."""
     found: dict[str | None, dict[str, Path]] = {}
     for path in sorted(folder.iterdir()):
         match = FILE.fullmatch(path.name) or SHARD_INDEX.fullmatch(path.name)

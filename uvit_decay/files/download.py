@@ -20,7 +20,7 @@ from filelock import FileLock
 
 from uvit_decay.files.writing import check_file, writing
 from uvit_decay.terminal.errors import UserError, explain
-from uvit_decay.terminal.progress import terminal_width, track
+from uvit_decay.terminal.progress import terminal_width
 
 Algorithm = Literal["md5", "sha256"]
 
@@ -81,7 +81,7 @@ def _fetch(url: str, target: Path, expected: str, algorithm: Algorithm, timeout:
     # torch raises a RuntimeError for another SHA-256; errors of urllib and of the disk are OSErrors.
     with explain(f"cannot download {url}", OSError, RuntimeError, http.client.HTTPException, hint=hint):
         try:
-            with _socket_timeout(timeout), track(f"downloading {target.name}"):
+            with _socket_timeout(timeout):
                 download_url_to_file(url, str(partial), prefix, progress=terminal_width() > 0)
             if not (actual := checksum(partial, algorithm)).startswith(expected):
                 raise OSError(f"its {algorithm} is {actual}, expected {expected}")

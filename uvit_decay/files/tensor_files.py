@@ -16,7 +16,7 @@ import zlib
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from uvit_decay.files.validation import as_type
 from uvit_decay.files.wrapped_names import strip_wrappers
-from uvit_decay.files.writing import PAGE, check_content, check_file, check_is_file, replacing
+from uvit_decay.files.writing import check_file, replacing
 from uvit_decay.terminal.errors import UserError, explain, one_line
 
 TENSORS, HEADER = "crc32", "header_crc32"  # a file with only one of the two is damaged
@@ -78,13 +78,6 @@ def load_tensors(path: Path, verify: bool = True) -> tuple[dict[str, str], dict[
     return metadata, tensors
 
 
-def has_values(tensor: Tensor) -> bool:
-    """Return whether a tensor of a file has values in memory, one for each index; tensors may share them."""
-    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_nested or tensor.is_quantized:
-        return False
-    return tensor.nbytes <= tensor.untyped_storage().nbytes()
-
-
 def damage_error(path: Path, what: str) -> UserError:
     """Return the error of a CRC-32 that differs; `what` names the part with its verb, such as "header is"."""
     return UserError(f"{path} is damaged: its {what} not what was written (CRC-32); make or fetch the file again")
@@ -101,70 +94,28 @@ def _header_crc32(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) ->
     return str(zlib.crc32(json.dumps([metadata, entries], sort_keys=True).encode()))
 
 
-class TorchFile:
-    """A file of torch.save that is opened once: tensors, plain values, argparse Namespaces; code is refused."""
+def load_pickle(path: Path, whole: bool = True) -> Any:
+    """Return the contents of a file of torch.save: tensors, plain values, argparse Namespaces; code is refused.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        check_is_file(path)
-        with explain(f"cannot read {path}", OSError):
-            self._file = path.open("rb")
-            start = self._file.read(PAGE)
-        self._zipped = start.startswith(b"PK\x03\x04")  # unused data, such as the optimizer state, is never read
-        self._contents: Any = None
-        self._read = self._compared = False
-        try:
-            check_content(path, start)
-        except UserError:
-            self.close()
-            raise
-
-    def __enter__(self) -> TorchFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the file; contents that were read stay valid."""
-        self._file.close()
-
-    def read(self, whole: bool = True) -> Any:
-        """Return the contents; the tensors of a zip are memory-mapped.
-
-        The contents are compared with the checksums of the zip at 2.6 GB/s, the data of tensors only if `whole`. A part
-        that was read or compared before is not read again.
-
-        Raises:
-            UserError: the file is damaged, or could run code.
-        """
-        try:
-            if self._zipped and not self._compared:
-                check_records(self._file, whole, head=not self._read)
-                self._compared = whole
-            if not self._read:
-                self._contents, self._read = self._unpickle(), True
-            return self._contents
-        except pickle.UnpicklingError as error:
-            if self._zipped:
-                kind = "holds more than tensors and plain values and"
-            else:
-                kind = "is not a checkpoint, and such a file"
-            raise UserError(f"{self.path} {kind} could run code: refused") from error
-        except Exception as error:  # any type: arbitrary bytes can make an unpickler raise anything
-            cause = one_line(error)
-            raise UserError(f"{self.path} cannot be read, it is truncated or not a checkpoint ({cause})") from error
-
-    def _unpickle(self) -> Any:
+    The tensors of a zip are memory-mapped. The contents are compared with the checksums of the zip at 2.6 GB/s, the
+    data of tensors only if `whole`.
+    """
+    with explain(f"cannot read {path}", OSError):
+        check_file(path)
+        with path.open("rb") as file:
+            zipped = file.read(4) == b"PK\x03\x04"
+    try:
+        if zipped:
+            check_records(path, whole)
         # torch warns about other kinds of pickle, which are refused.
         with warnings.catch_warnings(action="ignore"), torch.serialization.safe_globals([Namespace]):
-            return torch.load(self.path, map_location="cpu", weights_only=True, mmap=self._zipped)
-
-
-def load_pickle(path: Path) -> Any:
-    """Return the contents of a file of torch.save, compared with its checksums; see `TorchFile`."""
-    with TorchFile(path) as file:
-        return file.read()
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+    except pickle.UnpicklingError as error:
+        kind = "holds more than tensors and plain values and" if zipped else "is not a checkpoint, and such a file"
+        raise UserError(f"{path} {kind} could run code: refused") from error
+    except Exception as error:  # any type: arbitrary bytes can make an unpickler raise anything
+        cause = one_line(error)
+        raise UserError(f"{path} cannot be read, it is truncated or not a checkpoint ({cause})") from error
 
 
 def load_any(path: Path) -> tuple[dict[str, str], Any]:
@@ -174,42 +125,24 @@ def load_any(path: Path) -> tuple[dict[str, str], Any]:
     return {}, load_pickle(path)
 
 
-def check_records(file: IO[bytes], whole: bool, head: bool = True) -> None:
+def check_records(path: Path, whole: bool) -> None:
     """Compare the records of a file of torch.save with their CRC-32s at 2.6 GB/s; tensors only if `whole`.
 
-    Both names of each record are compared, too: torch reads by the offsets in the central directory alone, and would
-    take one tensor for another of the same size.
-
-    Args:
-        file: the open file, which stays open.
-        whole: compare the data of tensors, too.
-        head: compare everything else; False if this was done before.
+    Both names of a record are compared, too: torch reads by the offsets in the central directory alone, and would take
+    one tensor for another of the same size.
 
     Raises:
-        Exception: any exception that zipfile raises on damage, or a BadZipFile for a compressed record, which torch
-            never writes; nothing is decompressed.
+        Exception: any exception that zipfile raises on damage.
     """
-    with zipfile.ZipFile(file) as archive:
+    with zipfile.ZipFile(path) as archive:
         records = archive.infolist()
-        for record in records:
-            if record.compress_type != zipfile.ZIP_STORED:
-                raise zipfile.BadZipFile(f"its {record.filename} is compressed")
-            archive.open(record).close()  # raises if the record at its offset has another name
-        has_crcs = any(record.CRC for record in records)  # torch has an option to write zeros instead
-        if not has_crcs:
+        if not any(record.CRC for record in records):  # torch has an option to write zeros instead
             return
         for record in records:
-            is_tensor = "/data/" in record.filename
-            wanted = whole if is_tensor else head
-            if wanted:
-                _read_to_end(archive, record)
-
-
-def _read_to_end(archive: zipfile.ZipFile, record: zipfile.ZipInfo) -> None:
-    """Read a record, so that zipfile compares its CRC-32."""
-    with archive.open(record) as content:
-        while content.read(2**20):
-            pass
+            if whole or "/data/" not in record.filename:
+                with archive.open(record) as content:
+                    while content.read(2**20):
+                        pass
 
 
 def load_weights(path: Path, whose: str) -> dict[str, Tensor]:
@@ -234,10 +167,8 @@ def load_weights(path: Path, whose: str) -> dict[str, Tensor]:
 
 
 def check_weights(path: Path, state: Mapping[str, Tensor]) -> None:
-    """Raise a UserError if weights of the file `path` are not plain tensors, see `has_values`, or not finite."""
+    """Raise a UserError if weights of the file `path` are not finite."""
     for name, value in state.items():
-        if not has_values(value):
-            raise UserError(f"{path} is damaged: its {name} is not a plain tensor with a value for each index")
         if value.is_floating_point() and not value.float().isfinite().all():
             raise UserError(f"{path}: its {name} holds NaN or infinite values, no network works with it")
 

@@ -1,4 +1,4 @@
-"""Reading plain values of untrusted JSON and YAML files: sizes are bounded, and types are checked."""
+"""Reading plain values of JSON and YAML files, whose types are checked."""
 
 from __future__ import annotations
 
@@ -13,22 +13,17 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
-from uvit_decay.files.writing import PAGE, check_content, replacing
+from uvit_decay.files.writing import PAGE, check_content, check_is_file, replacing
 from uvit_decay.terminal.errors import UserError, check_choice, explain
 
-MOST_VALUES = 200_000  # far beyond any file of this project, as is the next one
-DEEPEST = 50  # levels
 # PyYAML's own loader reads the same values as libyaml's, which some builds lack, and takes 20 times as long.
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_text(path: Path, most: int) -> str:
     """Return the text of a regular file of at most `most` bytes; raise a UserError if there is none."""
-    if not path.is_file():
-        state = "is not a file" if path.exists() else "does not exist"
-        raise UserError(f"cannot read {path}: it {state}")
-    not_text = explain(f"cannot read {path}: not a text file", UnicodeDecodeError)
-    with explain(f"cannot read {path}", OSError), not_text:
+    check_is_file(path)
+    with explain(f"cannot read {path}", OSError, UnicodeDecodeError):
         if path.stat().st_size > most:
             raise UserError(f"cannot read {path}: larger than {most >> 20} MiB, so it is another kind of file")
         return path.read_bytes().decode()
@@ -49,8 +44,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file; raise a UserError if it holds none, or endless aliases."""
-
+    """Return the mapping in a YAML file; raise a UserError if it holds none."""
     settings = parse(read_text(path, 2**20), path, lambda text: yaml.load(text, YAML_LOADER))
     return as_type(dict[str, object], settings, str(path))
 
@@ -58,34 +52,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def parse(text: str, source: Path | str, load: Callable[[str], Any] = json.loads) -> Any:
     """Return the values that `load` parses from `text`; raise a UserError that names `source` if it fails."""
     with explain(f"cannot read {source}", ValueError, RecursionError, yaml.YAMLError):
-        values = load(text)
-        check_size(values)
-    return values
-
-
-def check_size(root: Any) -> None:
-    """Raise a ValueError for a tree of values that is too large or too deep; one with a loop is."""
-    waiting = [(root, 0)]
-    count = 0
-    while waiting:
-        item, depth = waiting.pop()
-        count += 1
-        if depth > DEEPEST or count > MOST_VALUES:
-            raise ValueError(f"more than {MOST_VALUES:,} values, or nested more than {DEEPEST} deep")
-        if isinstance(item, dict):
-            item = list(item.values())
-        if isinstance(item, list | tuple):
-            waiting.extend((inner, depth + 1) for inner in item)
-
-
-def is_plain(value: Any) -> bool:
-    """Return whether a value of a pickle has a JSON form of bounded size; one list may occur in it a million times."""
-    try:
-        check_size(value)
-        json.dumps(value)
-    except (TypeError, ValueError, RecursionError):
-        return False
-    return True
+        return load(text)
 
 
 def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -165,16 +132,9 @@ def _plain(kind: Any, value: Any, where: str) -> Any:
         is_bounded = abs(value) < 2**63
     if not (fits and is_bounded):
         expected = " or ".join(map(str, choices)) if choices else getattr(kind, "__name__", str(kind))
-        raise UserError(f"{where} must be {expected}, got {_show(value)}({type(value).__name__})")
+        shown = f"{str(value)[:60]!r} " if isinstance(value, str | int | float) else ""
+        raise UserError(f"{where} must be {expected}, got {shown}({type(value).__name__})")
     return value
-
-
-def _show(value: Any) -> str:
-    """Return a short form of a value and a space; empty for a value without one."""
-    is_short = isinstance(value, str | float)
-    if isinstance(value, int):
-        is_short = abs(value) < 2**63  # Python refuses to print some larger ones
-    return f"{str(value)[:60]!r} " if is_short else ""
 
 
 def _dataclass(kind: type, values: dict[str, Any], where: str) -> Any:

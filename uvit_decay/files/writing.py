@@ -30,13 +30,10 @@ def at_home(path: str | Path) -> Path:
 
 
 def check_is_file(path: Path) -> None:
-    """Raise a UserError if `path` is a folder, a pipe or a device, or does not exist."""
-    if path.is_dir():
-        raise UserError(f"the file {path} is a folder")
-    if not path.exists():
-        raise UserError(f"the file {path} does not exist")
+    """Raise a UserError unless `path` is a file: opening a pipe would wait for its writer."""
     if not path.is_file():
-        raise UserError(f"the file {path} is a pipe or a device")  # opening a pipe would wait for its writer
+        state = "is not a file" if path.exists() else "does not exist"
+        raise UserError(f"cannot read {path}: it {state}")
 
 
 def check_content(name: Path | str, start: bytes) -> None:
@@ -57,13 +54,6 @@ def check_file(path: Path) -> None:
     check_is_file(path)
     with path.open("rb") as file:
         check_content(path, file.read(PAGE))
-
-
-def check_images_exist(path: str | Path) -> None:
-    """Raise a UserError if there is no folder or archive of images at `path`, which may begin with ~."""
-    path = at_home(path)
-    if not path.exists():
-        raise UserError(f"{path}: no such folder, zip or tar")
 
 
 def quote_path(path: str | Path) -> str:

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from uvit_decay import __version__
 from uvit_decay.checkpoint import Checkpoint, load
 from uvit_decay.checkpoint.detect import KEY
-from uvit_decay.checkpoint.io import AUTOENCODER, INDEX, WEIGHTS
+from uvit_decay.checkpoint.io import WEIGHTS
 from uvit_decay.checkpoint.official.common import IMPORTED
 from uvit_decay.checkpoint.options import Weights
 from uvit_decay.data.classes import synonyms
@@ -24,7 +24,7 @@ from uvit_decay.files.tensor_files import load_tensors, save_tensors
 from uvit_decay.files.writing import LOCK, check_writable, claim_paths, writing
 from uvit_decay.hub.bundle import bundle
 from uvit_decay.hub.denoiser import DecayedDenoiser, SiTDenoiser, UViTDenoiser
-from uvit_decay.hub.pipeline import COMPONENT, DecayPipeline, code_of, is_own_code, write_files
+from uvit_decay.hub.pipeline import DecayPipeline, code_of, write_files
 from uvit_decay.latents.autoencoder import Autoencoder, decoder
 from uvit_decay.terminal.errors import UserError, escape_unprintable, explain
 from uvit_decay.terminal.typed import check_types
@@ -70,29 +70,18 @@ def export_folder(
 
 
 def _check_empty(folder: Path) -> None:
-    """Remove what a killed export left in a claimed folder; raise a UserError if it holds anything else."""
-    if (folder / UNFINISHED).is_dir():
-        _remove_written(folder)
+    """Raise a UserError if a claimed folder holds anything but what a killed export prepared."""
     for path in sorted(folder.iterdir()):
-        if path.name != LOCK:
+        if path.name not in (LOCK, UNFINISHED):
             raise UserError(
                 f"cannot export to {folder}: the folder is not empty ({path.name}); give a new or an empty folder"
             )
 
 
-def _remove_written(folder: Path) -> None:
-    """Remove the files that an export writes into a folder, and then the folder in which it prepares them."""
-    for path in folder.iterdir():
-        if path.name in (README, INDEX) or is_own_code(path):
-            path.unlink()
-    for name in (COMPONENT, AUTOENCODER, UNFINISHED):
-        if (folder / name).is_dir():
-            rmtree(folder / name)
-
-
 def _write_folder(target: Path, checkpoint: Checkpoint, pipeline: DecayPipeline, readme: Readme) -> None:
     """Write all files into an empty folder; an error leaves it empty."""
     folder = target / UNFINISHED
+    rmtree(folder, ignore_errors=True)
     disk_errors = explain(f"cannot write {target}", SafetensorError)  # safetensors' error for a full disk
     with writing(target), disk_errors:
         try:
@@ -103,13 +92,10 @@ def _write_folder(target: Path, checkpoint: Checkpoint, pipeline: DecayPipeline,
             save_tensors(folder / WEIGHTS, state, {**metadata, KEY: json.dumps(card.to_dict())})
             write_files(folder, code_of(type(pipeline)), bundle(type(pipeline.denoiser)))
             readme.save(folder / README)
-            # The index comes last: diffusers does not load a folder without it.
-            for entry in sorted(folder.iterdir(), key=lambda entry: entry.name == INDEX):
+            for entry in folder.iterdir():
                 entry.replace(target / entry.name)
-            folder.rmdir()
-        except BaseException:
-            _remove_written(target)
-            raise
+        finally:
+            rmtree(folder, ignore_errors=True)
 
 
 def build_pipeline(checkpoint: Checkpoint, autoencoder: Autoencoder | None = None) -> DecayPipeline:
@@ -130,14 +116,9 @@ def build_pipeline(checkpoint: Checkpoint, autoencoder: Autoencoder | None = Non
     denoiser.eval()
     labels = {}
     for number, name in enumerate(card.class_names):
-        labels[str(number)] = _join_names(name)
+        words = ", ".join(synonyms(name))  # as diffusers has them: "tench, Tinca tinca, n01440764"
+        labels[str(number)] = words if words == name else f"{words}, {name}"
     return DecayPipeline(denoiser, vae, labels, asdict(card.sampling))
-
-
-def _join_names(name: str) -> str:
-    """Return all names of a class in the form of diffusers' pipelines: "tench, Tinca tinca, n01440764"."""
-    words = ", ".join(synonyms(name))
-    return words if words == name else f"{words}, {name}"
 
 
 def _usage(target: Path, checkpoint: Checkpoint) -> str:

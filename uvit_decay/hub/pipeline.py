@@ -9,7 +9,6 @@ levels and cannot express most of our samplers, so the denoiser has its own samp
 # supports neither strings nor `X | None` there.
 import inspect
 import json
-import re
 import sys
 from collections.abc import Sequence
 from hashlib import sha256
@@ -27,7 +26,6 @@ HOME = "uvit_decay"
 INDEX = "model_index.json"
 COMPONENT = "denoiser"
 LARGEST_SEED = 2**63 - 1  # largest bound of torch.randint
-CODE = re.compile(rf"_{HOME}_[a-z]+_[0-9a-f]{{8}}")  # names of files of Python, see `name_code`
 OUTPUTS = ("pil", "np", "pt", "latent")
 OutputType = Literal["pil", "np", "pt", "latent"]
 
@@ -90,10 +88,6 @@ class DecayPipeline(DiffusionPipeline):
             output_type: "pil": PIL images; "np": (b, h, w, c) in [0, 1]; "pt": (b, c, h, w) in [0, 1]; "latent": the
                 final states (b, c, h, w) of the network.
             return_dict: return an ImagePipelineOutput rather than a tuple.
-
-        Raises:
-            ValueError: an argument that the checkpoint does not support.
-            UserError: a sampling that the checkpoint does not support, or images that are not finite.
         """
         if output_type not in OUTPUTS:
             raise ValueError(f"output_type must be one of {', '.join(OUTPUTS)}, got {output_type!r}")
@@ -197,16 +191,12 @@ def image_keys(count: int, generator: torch.Generator | Sequence[torch.Generator
 
 def draw_seed(generator: torch.Generator | None) -> int:
     """Return the seed of a fresh generator, otherwise a number drawn from it; advance the generator in both cases."""
-    device = "cpu" if generator is None else generator.device
-    fresh = generator is not None and is_fresh(generator)
-    number = torch.randint(LARGEST_SEED, (), generator=generator, device=device)
-    return generator.initial_seed() if fresh else int(number)
-
-
-def is_fresh(generator: torch.Generator) -> bool:
-    """Return whether nothing has been drawn from a generator since it was seeded."""
+    if generator is None:
+        return int(torch.randint(LARGEST_SEED, ()))
     seeded = torch.Generator(generator.device).manual_seed(generator.initial_seed())
-    return torch.equal(seeded.get_state(), generator.get_state())
+    is_fresh = torch.equal(seeded.get_state(), generator.get_state())
+    number = torch.randint(LARGEST_SEED, (), generator=generator, device=generator.device)
+    return generator.initial_seed() if is_fresh else int(number)
 
 
 def code_of(kind: type) -> CodeFile:
@@ -220,29 +210,12 @@ def name_code(kind: str, text: str) -> CodeFile:
     diffusers copies the files of all folders into one, so different files need different names. The name is private:
     otherwise jsonargparse would find two classes for the short name UViT in a process that loads a folder.
     """
-    digest = _digest(text.encode())
+    digest = sha256(text.encode()).hexdigest()[:8]
     return CodeFile(kind, f"_{HOME}_{kind.lower()}_{digest}", text)
 
 
-def _digest(contents: bytes) -> str:
-    return sha256(contents).hexdigest()[:8]
-
-
-def is_own_code(path: Path) -> bool:
-    """Return whether `name_code` gave this file its name, which ends with the hash of the file's contents."""
-    if not CODE.fullmatch(path.stem) or path.suffix != ".py" or not path.is_file():
-        return False
-    return path.stem.endswith(_digest(path.read_bytes()))
-
-
 def write_files(folder: Path, pipeline: CodeFile, denoiser: CodeFile) -> None:
-    """Write both files into a folder of diffusers, remove the files of earlier exports, and update its index.
-
-    Files that were not written by an export stay.
-    """
-    for old in (*folder.glob("*.py"), *folder.glob(f"{COMPONENT}/*.py")):
-        if is_own_code(old):
-            old.unlink()
+    """Write both files into a folder of diffusers, and update its index."""
     (folder / f"{pipeline.name}.py").write_text(pipeline.text)
     (folder / COMPONENT / f"{denoiser.name}.py").write_text(denoiser.text)
     index = json.loads((folder / INDEX).read_text())

@@ -152,9 +152,6 @@ def describe_changes(contents: Mapping[str, Any], card: ModelCard, task: Resumab
         card: its model card.
         task: task of this run.
         data: data of this run, set up.
-
-    Raises:
-        UserError: a run of train.py has other data, and `task.allowed` does not name them.
     """
     found = compare_settings(contents.get("settings") or {}, task.settings)
     if has_images(card, data):  # perhaps in another place

@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay.files.writing import Claimed, claim_paths, remove_remains
-from uvit_decay.runs.history import CHECKPOINTS, CONFIG, HISTORIES, METRICS, NUMBERED, list_run_folders, run_of
+from uvit_decay.runs.history import CHECKPOINTS, CONFIG, HISTORIES, METRICS, list_run_folders, run_of
 from uvit_decay.runs.lightning_private import has_version
 from uvit_decay.terminal.errors import UserError
 
@@ -36,12 +36,6 @@ def find_runs(loggers: Iterable[object], root: str | Path) -> tuple[Path, list[P
             experiment = Path(logger.root_dir)
             return experiment, list_run_folders(experiment)
     return Path(root), [Path(root)]
-
-
-def read_version(run: Path) -> int | str:
-    """Return the version of a logger whose folder is `run`: its number, or its name."""
-    match = NUMBERED.fullmatch(run.name)
-    return int(match[1]) if match else run.name
 
 
 def run_folder(trainer: Trainer) -> Path:
@@ -93,10 +87,8 @@ def claim_run(run: Path, claims: ExitStack) -> bool:
     """Lock a run folder until `claims` is closed, and remove partial files of killed programs.
 
     Returns:
-        whether this had to wait for another program, which may have saved a newer checkpoint meanwhile.
-
-    Raises:
-        UserError: another program still trains there after a minute.
+        whether this had to wait for another program, which may have saved a newer checkpoint meanwhile. After a minute
+        it is an error.
     """
     waited = False
     try:
@@ -107,7 +99,7 @@ def claim_run(run: Path, claims: ExitStack) -> bool:
         try:
             claims.enter_context(claim_paths(run, wait=WAIT))
         except Claimed as error:
-            advice = "wait for its end, or leave --ckpt_path out to start a new run"
+            advice = "wait for its end, or leave `ckpt_path` out to start a new run"
             raise UserError(f"another program trains in {run}: {advice}") from error
     _remove_partial_files(run)
     return waited

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from uvit_decay.files.validation import as_type, parse, read_text
 from uvit_decay.files.writing import replacing
-from uvit_decay.terminal.errors import UserError, explain
+from uvit_decay.terminal.errors import explain
 
 PROBES = "probes.jsonl"
 GENERATION = "generation.jsonl"
@@ -55,19 +55,17 @@ class Measurement:
 
 
 def read(path: Path) -> list[Measurement]:
-    """Return the measurements of a history in the order of their steps; an empty list if there is no such file.
-
-    Raises:
-        UserError: a line is not a measurement, or a step has two measurements; the message names the line.
-    """
+    """Return the measurements of a history in the order of their steps; an empty list if there is no such file."""
     if not path.exists():
         return []
-    lines = read_text(path, LARGEST).splitlines()
     found: dict[int, Measurement] = {}
-    for number, line in enumerate(lines, 1):
-        measurement = _parse_measurement(line, f"{path}, line {number}")
-        if found.setdefault(measurement.step, measurement) is not measurement:
-            raise UserError(f"{path}, line {number}: a second measurement of step {measurement.step}; remove one")
+    for number, line in enumerate(read_text(path, LARGEST).splitlines(), 1):
+        where = f"{path}, line {number}"
+        measurement = as_type(Measurement, parse(line, where), where)
+        values = {}
+        for name, value in measurement.values.items():
+            values[name] = math.nan if value is None else value
+        found[measurement.step] = replace(measurement, values=values)
     return [found[step] for step in sorted(found)]
 
 
@@ -85,15 +83,6 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
                 raise ValueError(f"the row of step {row['step']} has more cells than the header")
             step = int(row.pop("step"))
             yield step, {name: value for name, value in row.items() if value}
-
-
-def _parse_measurement(line: str, where: str) -> Measurement:
-    """Parse one line of a history; `where` begins the error messages."""
-    measurement = as_type(Measurement, parse(line, where), where)
-    values = {}
-    for name, value in measurement.values.items():
-        values[name] = math.nan if value is None else value
-    return replace(measurement, values=values)
 
 
 def append(path: Path, measurement: Measurement) -> None:

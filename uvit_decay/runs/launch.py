@@ -68,13 +68,6 @@ def read_launches(run: Path) -> list[LaunchRecord]:
     return launches
 
 
-def add_launch(run: Path, launch: LaunchRecord) -> None:
-    """Add a line to launches.jsonl; the file is replaced, so that a killed run leaves it complete."""
-    lines = [json.dumps(asdict(each)) for each in (*read_launches(run), launch)]
-    with replacing(run / LAUNCHES) as file:
-        file.write("".join(f"{line}\n" for line in lines).encode())
-
-
 def describe_launch(trainer: Trainer, task: Resumable) -> LaunchRecord:
     """Describe this launch; only rank 0 may call this."""
     start: Start | None = task.start
@@ -149,4 +142,7 @@ class SaveConfig(SaveConfigCallback):
         with replacing(self._folder / CONFIG) as file:
             self.parser.save(self.config, file.name, skip_unset=False, overwrite=True)
         if stage == "fit":
-            add_launch(self._folder, describe_launch(trainer, task))
+            launches = [*read_launches(self._folder), describe_launch(trainer, task)]
+            with replacing(self._folder / LAUNCHES) as file:  # a killed run leaves it complete
+                for launch in launches:
+                    file.write(f"{json.dumps(asdict(launch))}\n".encode())

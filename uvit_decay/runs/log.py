@@ -29,10 +29,6 @@ class RunLogger(TensorBoardLogger):
             the data.
         save_dir: folder of all experiments.
         version: number or name of the run; null takes the next free number.
-
-    Raises:
-        UserError: there is no name; `save_dir` cannot be written; when the first number is logged, the version has a
-            log, and the run does not continue it.
     """
 
     def __init__(self, experiment: str | None, save_dir: str | Path = "runs", version: int | str | None = None) -> None:
@@ -114,17 +110,13 @@ class RunLogger(TensorBoardLogger):
             super().finalize(status)
             if self._csv is not None:
                 self._csv.finalize(status)
-        if status == "failed" and self._made and not self._logged and not _holds_results(folder):
+        names = {path.name for path in folder.glob("*")}.difference((*RUN_FILES, LOCK))
+        is_empty = all(name.startswith("events.out.") for name in names)
+        if status == "failed" and self._made and not self._logged and is_empty:
             shutil.rmtree(folder, ignore_errors=True)
             with suppress(OSError):  # another run is in the folder of the experiment
                 for outer in self._made[1:]:
                     outer.rmdir()
-
-
-def _holds_results(folder: Path) -> bool:
-    """Return whether a run folder holds more than RUN_FILES, its lock and event files."""
-    names = {path.name for path in folder.glob("*")}
-    return not all(name.startswith("events.out.") for name in names.difference((*RUN_FILES, LOCK)))
 
 
 class RunFolder(RunLogger):

@@ -15,7 +15,8 @@ from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoa
 from lightning.pytorch.utilities import rank_zero_info
 from PIL import Image
 
-from uvit_decay.runs.folder import makes_folders, read_version
+from uvit_decay.runs.folder import makes_folders
+from uvit_decay.runs.history import NUMBERED
 from uvit_decay.runs.lightning_private import hide_later_steps, keep_rows, set_record
 from uvit_decay.runs.log import RunLogger
 from uvit_decay.terminal.errors import UserError, one_line
@@ -117,8 +118,10 @@ def continue_records(loggers: Sequence[Logger], run: Path, versions: Mapping[str
         step: the optimizer step from which the run resumes.
     """
     first = next(logger for logger in loggers if makes_folders(logger))
+    numbered = NUMBERED.fullmatch(run.name)
+    version_of_run = int(numbered[1]) if numbered else run.name
     for name, logger in _name(loggers):
-        version = read_version(run) if logger is first else versions.get(name)
+        version = version_of_run if logger is first else versions.get(name)
         if version is None:
             continue
         if isinstance(logger, RunLogger):

@@ -74,8 +74,8 @@ def _restore_position(contents: dict[str, Any], card: ModelCard, task: Resumable
             rank_zero_info(f"other settings than in the checkpoint: {changes}")
         # 3. The end of the run.
         if step >= total > 0:
-            flag = "max_steps" if total == trainer.max_steps else "max_epochs"
-            raise RunEnded(f"the checkpoint is at step {step}, the end: set --trainer.{flag} higher to resume")
+            limit = "max_steps" if total == trainer.max_steps else "max_epochs"
+            raise RunEnded(f"the checkpoint is at step {step}, the end: set `{limit}` higher to resume")
     with explain("the checkpoint has no place in the data, as of a script's own loader", LookupError, TypeError):
         done = count_global_batches(contents)
     restore_counters(contents, trainer, done, epoch, data.micro_batches)
@@ -99,8 +99,8 @@ def _check_cooldown(contents: dict[str, Any], task: Resumable, total: float) -> 
     begins = total - optim.cooldown
     if step > begins and not is_cooling:
         raise UserError(
-            f"the checkpoint is of step {step}, but --model.optim.cooldown {optim.cooldown} begins at {begins:g}: set "
-            f"--trainer.max_steps {step + optim.cooldown} or more"
+            f"the checkpoint is of step {step}, but `cooldown` {optim.cooldown} begins at {begins:g}: set "
+            f"`max_steps` {step + optim.cooldown} or more"
         )
     if is_cooling and end != -1 and step <= begins:
         rank_zero_info(

@@ -10,8 +10,9 @@ from pathlib import Path
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_only
 
+from uvit_decay.checkpoint.io import read_training_checkpoint
 from uvit_decay.data.datamodule import ImageData
-from uvit_decay.runs.checkpoints import NAMES, Checkpoints, find_newest, has_newer
+from uvit_decay.runs.checkpoints import NAMES, find_newest, has_newer
 from uvit_decay.runs.compatibility import check, has_images
 from uvit_decay.runs.folder import claim_run, find_own_run
 from uvit_decay.runs.resumable import Resumable, Start
@@ -23,7 +24,6 @@ def resume(
     trainer: Trainer,
     data: ImageData,
     chosen: str | None,
-    checkpoints: Checkpoints,
     trains: bool,
     claims: ExitStack | None,
 ) -> Start | None:
@@ -34,32 +34,21 @@ def resume(
         trainer: the trainer; its loggers have the folders of earlier runs.
         data: the data of this run, perhaps not loaded yet.
         chosen: the value of --ckpt_path: a file, `last`, `auto` or None.
-        checkpoints: the files that were opened so far; they are closed.
         trains: whether the run trains; False if it only validates.
         claims: holds the lock; None: the folder is not locked, because nothing is written.
 
     Returns:
         the checkpoint; None if a new run starts.
     """
-    find = partial(_find_start, task, trainer, data, chosen, checkpoints, trains)
-    with checkpoints:
-        start = find()
-        locks = claims is not None and rank_zero_only.rank == 0
-        if locks and start is not None and start.run is not None and claim_run(start.run, claims):
-            # The program that had the lock has ended by now, and saved where it stopped: look again.
-            checkpoints.close()
-            start = find()
+    find = partial(_find_start, task, trainer, data, chosen, trains)
+    start = find()
+    locks = claims is not None and rank_zero_only.rank == 0
+    if locks and start is not None and start.run is not None and claim_run(start.run, claims):
+        start = find()  # the program that had the lock has ended by now, and saved where it stopped
     return start
 
 
-def _find_start(
-    task: Resumable,
-    trainer: Trainer,
-    data: ImageData,
-    chosen: str | None,
-    checkpoints: Checkpoints,
-    trains: bool,
-) -> Start | None:
+def _find_start(task: Resumable, trainer: Trainer, data: ImageData, chosen: str | None, trains: bool) -> Start | None:
     """Return the checkpoint that --ckpt_path means, checked; None if a new run starts."""
     # 1. The file: by its path, or the newest one of the newest run that fits.
     if chosen is None:
@@ -67,11 +56,11 @@ def _find_start(
     path: Path | None = Path(chosen)
     if chosen in NAMES:
         root = trainer.default_root_dir
-        path = find_newest(chosen, task.settings, task.allowed, trainer.loggers, root, checkpoints)
+        path = find_newest(chosen, task.settings, task.allowed, trainer.loggers, root)
     if path is None:
         return None
     # 2. Its contents: whole, of this network, and trained with these settings or with those that --resume.allow names.
-    contents = checkpoints.read(path, whole=True)
+    contents = read_training_checkpoint(path, whole=chosen not in NAMES)  # `find_newest` has read the whole file
     card = check(contents, task, str(path), trains)
     task.load_state_dict(contents["state_dict"])  # raises if the alphas differ
     start = Start(path, contents["global_step"], None, contents.get("settings") or {})
@@ -81,7 +70,7 @@ def _find_start(
     run = find_own_run(path, trainer) if trains else None
     if run is None or not keeps_weights(start.settings, task.settings):
         return start
-    if has_newer(run, start.step, checkpoints):
+    if has_newer(run, start.step):
         return start
     if allows(task.allowed, "data"):
         data.load()  # otherwise other images are refused when they are set up

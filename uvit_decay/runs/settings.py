@@ -218,7 +218,7 @@ def explain_refusal(where: str, fixed: Sequence[Change], allowable: Sequence[Cha
     message = f"{where} was trained with {'; '.join(parts)}"
     if allowable:
         names = ",".join(change.flag or change.name for change in allowable)
-        message += f"; --resume.allow '[{names}]' resumes with the values of this run"
+        message += f"; `resume.allow` '[{names}]' resumes with the values of this run"
     return message
 
 
@@ -233,5 +233,5 @@ def _explain_undoing(change: Change) -> str:
     for list_name in LISTS:
         if flag.startswith(f"{list_name}."):
             kind, _, argument = flag.removeprefix(f"{list_name}.").partition(".")
-            return f": give {kind} in --{list_name} the {argument} {value}"
-    return f": set --{flag} {shlex.quote(value)}"
+            return f": give {kind} in `{list_name}` the {argument} {value}"
+    return f": set `{flag}` {shlex.quote(value)}"

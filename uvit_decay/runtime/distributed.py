@@ -27,7 +27,6 @@ from uvit_decay.files.download import checksum
 from uvit_decay.files.writing import writing
 from uvit_decay.runtime.concurrency import keep_freed_memory
 from uvit_decay.terminal.errors import UserError, explain, one_line
-from uvit_decay.terminal.program import check_launcher_variables
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -71,12 +70,7 @@ class Processes:
         Args:
             timeout: how long a process waits for another one; None: TIMEOUT.
             device: name of the device that the user asked for, such as "cpu"; None: the GPU of this process, if any.
-
-        Raises:
-            UserError: the processes do not find one another, there are more of them than GPUs on this machine, or a
-                launcher's environment variable is malformed.
         """
-        check_launcher_variables()
         # torch.distributed.nn.functional keeps a reference to the group that exists at its import, which libraries do
         # at some time. That group and its threads would never end, and sometimes abort the process when Python exits.
         # So it is imported here, before there is a group.
@@ -291,9 +285,6 @@ def choose_gpu(local_rank: int, visible: int) -> int:
     """Return the number of the GPU of this process, given how many GPUs it sees.
 
     Some launchers show each process a GPU of its own (`srun --gpus-per-task=1`): then that GPU has number 0.
-
-    Raises:
-        UserError: there are several GPUs, but fewer than processes on this machine.
     """
     if visible == 1:
         return 0
@@ -306,16 +297,12 @@ def choose_gpu(local_rank: int, visible: int) -> int:
 
 
 def pick_device(name: str | None, local_rank: int) -> torch.device:
-    """Return the device `name`, otherwise the GPU of this process, otherwise the CPU.
-
-    Raises:
-        UserError: the device does not work, or no GPU is left for this process.
-    """
+    """Return the device `name`, otherwise the GPU of this process, otherwise the CPU; it is tried."""
     if name is None and torch.accelerator.is_available():
         gpu = choose_gpu(local_rank, torch.accelerator.device_count())
         name = f"{torch.accelerator.current_accelerator()}:{gpu}"
     name = name or "cpu"
-    with explain(f"--device {name}", RuntimeError, AssertionError, ImportError):
+    with explain(f"`device` {name}", RuntimeError, AssertionError, ImportError):
         tried = torch.zeros(1, device=name)
         tried.item()  # fails on the meta device
         return tried.device

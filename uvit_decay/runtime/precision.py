@@ -27,7 +27,7 @@ BF16_INSTRUCTIONS = ("amx_bf16", "avx512_bf16")
 def check_training_precision(precision: str) -> None:
     """Raise a UserError for a precision of a Lightning trainer with weights in float16, where small steps vanish."""
     if "16" in precision and precision != FLOAT16 and not precision.startswith("bf16"):
-        raise UserError(f"--trainer.precision {precision}: train in 32-true, bf16-mixed or {FLOAT16}")
+        raise UserError(f"`precision` {precision}: train in 32-true, bf16-mixed or {FLOAT16}")
 
 
 def chosen_precision(precision: Precision | None, device: torch.device) -> Precision:

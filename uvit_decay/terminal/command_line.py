@@ -31,11 +31,11 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import partial
-from types import NoneType
+from types import FrameType, NoneType
 from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 from uvit_decay.terminal.errors import UserError, name_flags, user_errors
-from uvit_decay.terminal.program import check_launcher_variables, localise, quiet_libraries
+from uvit_decay.terminal.program import localise, quiet_libraries
 from uvit_decay.terminal.suggestions import did_you_mean
 from uvit_decay.terminal.typed import check_ranges, split_hint
 
@@ -89,7 +89,6 @@ def run(
     """
     with user_errors():
         quiet_libraries()
-        check_launcher_variables()
         parse(commands, sys.argv[1:] if args is None else args, about, prog)()
 
 
@@ -120,7 +119,7 @@ def parse(
         used.error(f"unrecognized arguments: {' '.join(unknown)}")
     flags = _list_flags(used)
 
-    def find_flag(name: str, error: UserError) -> str | None:
+    def find_flag(name: str, _: Sequence[FrameType]) -> str | None:
         return flags.get(name)
 
     with name_flags(find_flag):

@@ -7,19 +7,20 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from inspect import currentframe
 from io import TextIOWrapper
 from numbers import Real
 from pathlib import Path
+from traceback import walk_stack, walk_tb
+from types import FrameType
 from typing import Any, get_args
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # errors of a disk that takes no more data
 # Errors of a path that leads nowhere.
 CLOSED = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP)
 UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters, and bytes that are not UTF-8
-ARGUMENT = re.compile(r"`([a-z]\w*)`")  # the name of an argument in a message
+ARGUMENT = re.compile(r"`([a-z][\w.]*)`")  # the name of an argument in a message, or of a setting of train.py
 LONGEST = 2000  # characters of a message
-LONGEST_VALUE = 400  # characters of a value in it: a word, or a text in quotes
-LONG_VALUE = re.compile(rf"\S{{{LONGEST_VALUE},}}|(?<!\w)'[^']{{{LONGEST_VALUE},}}'(?!\w)")
 MOST_SEED = 2**32 - 1  # numpy's and Lightning's limit
 PREEMPTED = 85  # exit code of a run that saved because it was warned; free of other meanings, for scripts that requeue
 
@@ -27,11 +28,6 @@ PREEMPTED = 85  # exit code of a run that saved because it was warned; free of o
 def escape_unprintable(text: str) -> str:
     r"""Return text with its control characters and lone surrogates as escapes such as \x1b."""
     return UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
-
-
-def _cut(text: str, most: int) -> str:
-    """Return a text without its middle if it has more than `most` characters."""
-    return text if len(text) <= most else f"{text[: most * 3 // 4]} ... {text[-most // 4 + 5 :]}"
 
 
 class UserError(Exception):
@@ -51,7 +47,9 @@ class UserError(Exception):
             message = message.rpartition("UserError: ")[2].strip()
         # Names from files may contain line breaks, sequences that steer a terminal, or a megabyte.
         line = escape_unprintable(" ".join(message.splitlines()))
-        super().__init__(_cut(LONG_VALUE.sub(lambda value: _cut(value[0], LONGEST_VALUE), line), LONGEST))
+        if len(line) > LONGEST:
+            line = f"{line[: LONGEST * 3 // 4]} ... {line[-LONGEST // 4 + 5 :]}"
+        super().__init__(line)
 
 
 class RunEnded(UserError):
@@ -73,23 +71,43 @@ ENDS: dict[type[KeyboardInterrupt], tuple[str, int]] = {  # last line and exit c
 }
 
 
+FindFlag = Callable[[str, Sequence[FrameType]], str | None]
+_PROGRAMS: list[FindFlag] = []  # of the bodies of `name_flags`, the innermost last
+
+
 @contextmanager
-def name_flags(find_flag: Callable[[str, UserError], str | None]) -> Iterator[None]:
-    """Replace the names of arguments in a UserError of the body by flags.
+def name_flags(find_flag: FindFlag) -> Iterator[None]:
+    """Replace the names of arguments in a UserError of the body, and in `with_flags`, by the flags of a program.
 
     Args:
-        find_flag: function (name, error) -> flag of a program; None if it has no such flag, then the name stays.
+        find_flag: function (name, frames) -> flag; None if the program has no such flag, then the name stays. The
+            frames are the calls that lead to the message, the innermost first.
     """
+    _PROGRAMS.append(find_flag)
     try:
         yield
     except UserError as error:
-        message = str(error)
-        for name in ARGUMENT.findall(message):
-            flag = find_flag(name, error)
-            if flag is not None:
-                message = message.replace(f"`{name}`", flag)
-        error.args = (message,)
+        frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+        error.args = (_replace_names(str(error), find_flag, frames[::-1]),)
         raise
+    finally:
+        _PROGRAMS.pop()
+
+
+def with_flags(remark: str) -> str:
+    """Return a remark for the user in which names of arguments in backticks are the flags of the program that runs."""
+    frames = [frame for frame, _ in walk_stack(currentframe())]
+    for find_flag in reversed(_PROGRAMS):
+        remark = _replace_names(remark, find_flag, frames)
+    return remark
+
+
+def _replace_names(message: str, find_flag: FindFlag, frames: Sequence[FrameType]) -> str:
+    for name in ARGUMENT.findall(message):
+        flag = find_flag(name, frames)
+        if flag is not None:
+            message = message.replace(f"`{name}`", flag)
+    return message
 
 
 def one_line(error: BaseException) -> str:
@@ -121,13 +139,7 @@ def check_whole(least: int, most: int = 2**31 - 1, **numbers: int | None) -> Non
     """Raise a UserError that names the first of `numbers` that is not an int from `least` to `most`."""
     for name, number in numbers.items():
         if type(number) is not int or not least <= number <= most:
-            raise UserError(f"`{name}` must be a whole number from {least} to {most}, got {_shorten(number)}")
-
-
-def _shorten(number: object) -> str:
-    """Return a number as text; Python refuses to print ints of more than 4,300 digits."""
-    is_long = isinstance(number, int) and abs(number) >= 10**30
-    return "a number of more than 30 digits" if is_long else str(number)
+            raise UserError(f"`{name}` must be a whole number from {least} to {most}, got {number}")
 
 
 def check_numbers(interval: str, **numbers: float) -> None:
@@ -141,7 +153,7 @@ def check_numbers(interval: str, **numbers: float) -> None:
     for name, number in numbers.items():
         is_number = isinstance(number, Real) and not isinstance(number, bool)
         if not (is_number and low <= number <= high and number not in open_ends):
-            raise UserError(f"`{name}` must lie in {interval}, got {_shorten(number)}")
+            raise UserError(f"`{name}` must lie in {interval}, got {number}")
 
 
 def check_choice(known: Any, **values: object) -> None:

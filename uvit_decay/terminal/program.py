@@ -11,22 +11,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from uvit_decay.terminal.errors import UserError
-
 PROGRAM = "uvit-decay"
 MODULE = "uvit_decay"  # python -m uvit_decay, for launchers
-# Variables of torchrun, srun and Lightning that hold a whole number. Lightning reads some of them when it is imported.
-NUMBERS = (
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "NODE_RANK",
-    "GROUP_RANK",
-    "MASTER_PORT",
-    "SLURM_PROCID",
-    "SLURM_LOCALID",
-)
 SCRIPT = re.compile(r"(?<![\w/.])(python |-- |\\\n *)?(train|sample|evaluate)\.py\b")
 
 
@@ -40,16 +26,6 @@ def quiet_libraries() -> None:
         os.environ.setdefault("TQDM_DISABLE", "1")
     # "No CUDA runtime is found, using CUDA_HOME": nothing is compiled for CUDA without a GPU.
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
-
-
-def check_launcher_variables() -> None:
-    """Raise a UserError if an environment variable of a launcher does not hold the whole number that it stands for."""
-    for name in NUMBERS:
-        text = os.environ.get(name)
-        if text is not None and not text.isdecimal():
-            raise UserError(
-                f"the environment variable {name} must be a whole number, got {text!r}: correct or unset it"
-            )
 
 
 def localise(text: str) -> str:

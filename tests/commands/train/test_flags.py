@@ -1,11 +1,13 @@
 """Errors of arguments name the flags of train.py."""
 
+from functools import partial
+
 import pytest
 from conftest import train
 from refusals import find_line, refused
 
 from uvit_decay.commands.train.flags import find_flag
-from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.errors import UserError, name_flags, with_flags
 
 CONFIG = {
     "seed_everything": 0,
@@ -24,6 +26,9 @@ class Images:
     def fail(self):
         raise UserError("no such folder", argument="path")
 
+    def remark(self):
+        return with_flags("`path`, but `magic`")
+
 
 class Folder(Images):
     """A subclass, as the data modules of a user."""
@@ -37,19 +42,22 @@ class Folder(Images):
         ("dim", "--model.net.dim"),
         ("decay", "--trainer.callbacks.decay"),
         ("seed_everything", "--seed_everything"),
+        ("model.net.dim", "--model.net.dim"),
         ("seed", "--data.seed"),  # also of a callback
         ("path", None),  # of the data and of the task
         ("magic", None),
     ],
 )
 def test_an_argument_has_its_flag(name, flag):
-    assert find_flag(CONFIG, name, UserError("wrong")) == flag
+    assert find_flag(CONFIG, name, []) == flag
 
 
-def test_of_two_arguments_the_error_means_the_one_of_the_object_that_raised_it():
-    with pytest.raises(UserError) as caught:
+def test_of_two_arguments_a_message_means_the_one_of_the_object_that_wrote_it():
+    with pytest.raises(UserError, match="--data.path: no such folder"), name_flags(partial(find_flag, CONFIG)):
         Folder().fail()
-    assert find_flag(CONFIG, "path", caught.value) == "--data.path"
+    with name_flags(partial(find_flag, CONFIG)):
+        assert Folder().remark() == "--data.path, but `magic`"
+    assert Folder().remark() == "`path`, but `magic`"
 
 
 def test_a_run_names_the_flag(tmp_path, monkeypatch, capsys):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from argparse import Namespace
 from collections.abc import Container, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -46,15 +45,6 @@ def build_on_meta(kind: type[Net], **config: Any) -> Net:
     """Return the network with these arguments on the meta device: names and shapes, which take no memory."""
     with torch.device("meta"):
         return kind(**config)
-
-
-def read_arguments(args: object) -> Mapping[str, Any]:
-    """Return the arguments that a training file records as a Namespace or a dict; an empty dict otherwise."""
-    if isinstance(args, Namespace):
-        return vars(args)
-    if isinstance(args, Mapping):
-        return args
-    return {}
 
 
 @dataclass(frozen=True)
@@ -172,17 +162,13 @@ class StateDict:
         return {"image_size": side * patch_size, "patch_size": patch_size, "channels": channels, "dim": dim}
 
     def blocks(self, *lists: str) -> int:
-        """Return the number of blocks in the longest of these module lists, from its highest index; at least 1.
-
-        Indices that are not below the number of all entries are ignored: `weights_for` reports such entries as unknown.
-        """
-        valid = {str(number): number for number in range(len(self.state))}
+        """Return the number of blocks in the longest of these module lists, from its highest index; at least 1."""
         highest = 0
         for name in self.state:
             module, _, rest = name.partition(".")
-            if module in lists:
-                index = rest.partition(".")[0]
-                highest = max(highest, valid.get(index, 0))
+            index = rest.partition(".")[0]
+            if module in lists and index.isdecimal():
+                highest = max(highest, int(index))
         return 1 + highest
 
     def size(
@@ -278,8 +264,6 @@ class StateDict:
         self.shape("alphas", 1)
         ours = torch.tensor(net.shortcuts.alphas)
         alphas = self.state["alphas"]
-        if not alphas.is_floating_point():
-            raise self.error(f"its alphas are of {alphas.dtype}")
         if alphas.shape != ours.shape or (alphas - ours).abs().max() > EPSILON:
             raise UserError(
                 f"{self.where} was trained with alphas from {alphas.max():.4g} to {alphas.min():.4g}, not with "

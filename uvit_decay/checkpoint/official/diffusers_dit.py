@@ -29,21 +29,14 @@ from uvit_decay.terminal.errors import UserError
 CONFIG = "config.json"
 INDEX = "model_index.json"
 SCHEDULER = "scheduler_config.json"
-KNOWN: dict[str, tuple[object, ...]] = {  # values in transformer/config.json of a DiT
-    "_class_name": ("DiTTransformer2DModel", "Transformer2DModel"),
-    "activation_fn": ("gelu-approximate",),
-    "norm_type": ("ada_norm_zero",),
-    "norm_elementwise_affine": (False,),
-    "attention_bias": (True,),
-}
-SCHEDULE: dict[str, tuple[object, ...]] = {  # values in the scheduler's configuration: DDPMLinear, prediction eps
-    "num_train_timesteps": (1000,),
-    "beta_start": (1e-4,),
-    "beta_end": (0.02,),
-    "beta_schedule": ("linear",),
-    "trained_betas": (None,),
-    "prediction_type": ("epsilon",),
-    "rescale_betas_zero_snr": (False,),
+SCHEDULE: dict[str, object] = {  # values in the scheduler's configuration: DDPMLinear, prediction eps
+    "num_train_timesteps": 1000,
+    "beta_start": 1e-4,
+    "beta_end": 0.02,
+    "beta_schedule": "linear",
+    "trained_betas": None,
+    "prediction_type": "epsilon",
+    "rescale_betas_zero_snr": False,
 }
 NAMES = {  # diffusers' prefix of a name: official prefix
     "pos_embed.proj.": "x_embedder.proj.",
@@ -82,12 +75,15 @@ def weights_file(folder: Path) -> Path | None:
 
 def recognise(loaded: StateDict, options: ImportOptions) -> RecognisedModel:
     """Return the network of a file of diffusers' DiT, with the configurations beside it, if they are there."""
-    config = _configuration(loaded.where.with_name(CONFIG), KNOWN)
+    config = _read_configuration(loaded.where.with_name(CONFIG))
     pipeline = loaded.where.parent
     if pipeline.name == "transformer":
         pipeline = pipeline.parent
-    _configuration(pipeline / "scheduler" / SCHEDULER, SCHEDULE)
-    index = _configuration(pipeline / INDEX, {"_class_name": ("DiTPipeline",)})
+    schedule = _read_configuration(pipeline / "scheduler" / SCHEDULER)
+    for name, value in SCHEDULE.items():
+        if schedule.get(name, value) != value:
+            raise UserError(f"{pipeline} has a scheduler with {name} {schedule[name]!r}: a DiT has {value}")
+    index = _read_configuration(pipeline / INDEX)
     if options.path not in (None, "ddpm-linear"):
         raise UserError(f"{loaded.where} is a DiT of diffusers, whose path is ddpm-linear: leave out `path`")
     if options.heads is None and "num_attention_heads" in config:
@@ -96,20 +92,13 @@ def recognise(loaded: StateDict, options: ImportOptions) -> RecognisedModel:
     notes = [NOTE]
     autoencoder = pipeline / "vae"
     if autoencoder.is_dir():
-        notes.append(f"its autoencoder stays where it is: --vae {quote_path(autoencoder)}")
+        notes.append(f"its autoencoder stays where it is: `vae` {quote_path(autoencoder)}")
     return replace(model, class_names=_class_names(index, model.net.num_classes), notes=tuple(notes))
 
 
-def _configuration(path: Path, known: Mapping[str, tuple[object, ...]]) -> dict[str, Any]:
+def _read_configuration(path: Path) -> dict[str, Any]:
     """Return the values of a configuration file; an empty dict if there is no such file."""
-    if not path.is_file():
-        return {}
-    values = read_json(path, dict[str, object])
-    for name, choices in known.items():
-        if name in values and values[name] not in choices:
-            listed = " or ".join(map(str, choices))
-            raise UserError(f"{path} has {name} {str(values[name])[:60]!r}: a DiT has {listed}")
-    return values
+    return read_json(path, dict[str, object]) if path.is_file() else {}
 
 
 def _class_names(index: Mapping[str, Any], num_classes: int) -> tuple[str, ...] | None:

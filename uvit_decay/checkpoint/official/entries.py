@@ -7,11 +7,11 @@ They are removed where they begin all names.
 from __future__ import annotations
 
 import re
+from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from uvit_decay.checkpoint.official.common import read_arguments
 from uvit_decay.checkpoint.options import Weights
 from uvit_decay.files.wrapped_names import strip_wrappers
 from uvit_decay.terminal.errors import UserError
@@ -68,7 +68,11 @@ def open_entry(contents: Any, weights: Weights | None, entry: str | None, where:
         entry = found[weights]
         state = contents[entry]
     state, note = strip_wrappers(state, where)
-    arguments = read_arguments(contents.get("args"))
+    arguments = contents.get("args")
+    if isinstance(arguments, Namespace):
+        arguments = vars(arguments)
+    if not isinstance(arguments, Mapping):
+        arguments = {}
     notes = (note,) if note else ()
     return Opened(state, weights, entry, arguments, _find_step(contents, entry, where), notes)
 

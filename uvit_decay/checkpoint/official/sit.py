@@ -42,7 +42,7 @@ SAMPLING = Sampling("sit-sde", 250, clip=False)  # SiT's default; the decay pape
 DIT = "dit"  # prefix of the names of its files and models, in upper or lower case
 TRAINED = (
     "warning: the half of its head that a SiT does not use is not 0, so it was trained: if this is a DiT, import it "
-    "with --path ddpm-linear"
+    "with `path` ddpm-linear"
 )
 HEAD = ("final_layer.linear.weight", "final_layer.linear.bias")
 

@@ -35,7 +35,6 @@ from uvit_decay.terminal.errors import UserError, user_errors
 from uvit_decay.terminal.program import (
     DEFAULT_CONFIG,
     PICTURES_CONFIG,
-    check_launcher_variables,
     find_bundled,
     localise,
     quiet_libraries,
@@ -55,7 +54,6 @@ def main(words: Sequence[str]) -> None:
 
 def _run(words: Sequence[str]) -> None:
     began = time.monotonic()
-    check_launcher_variables()  # before Lightning is imported, which reads them
     quiet_libraries()
     args = respell(words, "-", "_")
     if len(args) == 1 and args[0] in HELP:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from traceback import walk_tb
+from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType
 from typing import Any, NamedTuple
-
-from uvit_decay.terminal.errors import UserError
 
 
 class Setting(NamedTuple):
@@ -17,21 +15,21 @@ class Setting(NamedTuple):
     owner: str
 
 
-def find_flag(config: Mapping[str, Any], name: str, error: UserError) -> str | None:
+def find_flag(config: Mapping[str, Any], name: str, frames: Sequence[FrameType]) -> str | None:
     """Return the flag of the argument `name`; None if the configuration has no such argument, or several.
 
-    Of several arguments of this name, the error means the one of the innermost object whose method raised it, or the
-    one outside the callbacks.
+    Of several arguments of this name, a message means the one of the innermost object whose method wrote it, or the one
+    outside the callbacks.
 
     Args:
         config: the configuration as nested dicts.
-        name: the argument's name in Python.
-        error: an error that is being handled.
+        name: the argument's name in Python, or its whole name such as model.net.dim.
+        frames: the calls that led to the message, the innermost first.
     """
-    found = [setting for setting in list_settings(config) if setting.name == name]
+    found = [setting for setting in list_settings(config) if name in (setting.name, setting.flag.removeprefix("--"))]
     if len({setting.flag for setting in found}) == 1:
         return found[0].flag
-    for frame, _ in reversed(list(walk_tb(error.__traceback__))):
+    for frame in frames:
         classes = {kind.__name__ for kind in type(frame.f_locals.get("self")).__mro__}
         for setting in found:
             if setting.owner in classes:

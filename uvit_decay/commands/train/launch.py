@@ -9,9 +9,10 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -44,7 +45,6 @@ from uvit_decay.runs.checkpoints import (
     LAST,
     NAMES,
     NEXT,
-    Checkpoints,
     finish_rotation,
     read_settings,
 )
@@ -62,7 +62,7 @@ from uvit_decay.tasks.file_digests import digest_files
 from uvit_decay.tasks.parallel.ddp import register_ddp
 from uvit_decay.tasks.parallel.sharding import Sharded
 from uvit_decay.terminal.command_line import Parser as OneLineParser
-from uvit_decay.terminal.errors import RunEnded, UserError, explain, name_flags, one_line
+from uvit_decay.terminal.errors import RunEnded, UserError, explain, name_flags, one_line, with_flags
 from uvit_decay.terminal.program import localise
 
 # Prefixes of the settings that are stored in a checkpoint and compared on resumption.
@@ -108,7 +108,6 @@ class Launch(LightningCLI):
         self.config: Namespace | None = None  # until the command line is parsed
         self.given: Given = {}  # the settings of the command line
         self.measured: Measurements | None = None  # of the rehearsal that found the length of the run by its minutes
-        self._checkpoints = Checkpoints()  # opened to find the one that this run resumes from
         self._digests: dict[str, str] | None = None  # of `digest_files`, from the first dump of the settings
         with name_flags(self._find_flag):
             super().__init__(
@@ -147,11 +146,11 @@ class Launch(LightningCLI):
         finally:
             destroy_group()
 
-    def _find_flag(self, name: str, error: UserError) -> str | None:
-        """Return the flag of an argument that an error names; the parser's own errors name flags already."""
+    def _find_flag(self, name: str, frames: Sequence[FrameType]) -> str | None:
+        """Return the flag of an argument that a message names; the parser's own errors name flags already."""
         if self.config is None:
             return None
-        return find_flag(self.config[self.config.subcommand].as_dict(), name, error)
+        return find_flag(self.config[self.config.subcommand].as_dict(), name, frames)
 
     # 1. Parse and complete.
 
@@ -252,7 +251,7 @@ class Launch(LightningCLI):
         if path:
             root = self._get(self.config_init, "trainer.default_root_dir") or "."
             allowed = as_list(self._get(self.config, "resume.allow"))
-            before = read_settings(path, self._dump_settings(), allowed, loggers, root, self._checkpoints)
+            before = read_settings(path, self._dump_settings(), allowed, loggers, root)
             if before is not None and before.get("trainer.precision") != FLOAT16:
                 return before.get("trainer.precision")
         width = self._get(self.config, "model").get("init_args.net.init_args.dim")  # of a transformer
@@ -263,6 +262,7 @@ class Launch(LightningCLI):
             "--trainer.precision 32-true for float32"
         )
         return "bf16-mixed"
+
 
     # 3. Start: the checkpoint, the run folder, the length.
 
@@ -279,7 +279,7 @@ class Launch(LightningCLI):
                     rank_zero_info(f"a result of step {start.step} is missing: {command}")
             if self.config[subcommand].ckpt_path != AUTO:
                 raise
-            rank_zero_info(f"nothing is left to do: {error}")
+            rank_zero_info(with_flags(f"nothing is left to do: {error}"))
 
     def _parse_ckpt_path(self) -> None:
         """Do nothing; Lightning would let the hyper-parameters of a checkpoint override the command line."""
@@ -298,7 +298,7 @@ class Launch(LightningCLI):
         alone = self.trainer.world_size == 1
         is_complete = 0 <= self.trainer.max_steps <= start.step
         if alone and is_complete:
-            raise RunEnded(f"the checkpoint is at step {start.step}, the end: set --trainer.max_steps higher to resume")
+            raise RunEnded(f"the checkpoint is at step {start.step}, the end: set `max_steps` higher to resume")
 
     def before_validate(self) -> None:
         """Check --ckpt_path before any work; it is required here."""
@@ -317,7 +317,7 @@ class Launch(LightningCLI):
         task.allowed = as_list(self._get(self.config, "resume.allow"))
         claims = self.claims if self.writes else None
         trains = self.subcommand == "fit"
-        task.start = resume(task, self.trainer, self.datamodule, chosen, self._checkpoints, trains, claims)
+        task.start = resume(task, self.trainer, self.datamodule, chosen, trains, claims)
         if self.writes and task.start is not None and task.start.run is not None:
             go_on(self.trainer, task.start)
         logger = next(filter(makes_folders, self.trainer.loggers), None)
