@@ -267,22 +267,17 @@ def official_state(net: nn.Module, state: Mapping[str, Tensor], where: Path) -> 
     """Return the official state_dict of a network of this project with the weights `state` of the file `where`."""
     family = _find_family(net, where)
     listed = not isinstance(net.config["schedule"], str)
-    if listed or net.shortcuts.learned or net.shortcuts.recorded != ("alphas",):
-        raise UserError(
-            f"{where} has the schedule {net.config['schedule']!r}, whose weights have no place in the official layout: "
-            "export .safetensors"
-        )
-    if net.long_skips is not None:
-        raise UserError(
-            f"{where} has skip_scale {net.config['skip_scale']}, which no official layout has: export .safetensors"
-        )
-    if net.output_skip is not None:
-        raise UserError(f"{where} has a learned output_skip, which no official layout has: export .safetensors")
-    if net.config["qk_norm"] or net.config["norm_type"] != "layer":
-        raise UserError(
-            f"{where} has qk_norm {net.config['qk_norm']} and norm_type {net.config['norm_type']!r}, which no official "
-            "layout has: export .safetensors"
-        )
+    extras = {  # what no official layout has
+        "schedule": listed or net.shortcuts.learned or net.shortcuts.recorded != ("alphas",),
+        "skip_scale": net.long_skips is not None,
+        "output_skip": net.output_skip is not None,
+        "qk_norm": net.config["qk_norm"],
+        "norm_type": net.config["norm_type"] != "layer",
+    }
+    for name, is_there in extras.items():
+        if is_there:
+            has = f"{where} has {name} {net.config[name]!r}"
+            raise UserError(f"{has}, which no official layout has: export .safetensors")
     weights = {name: value.contiguous() for name, value in state.items() if name != "alphas"}
     return StateDict(weights, family.name, where).weights_for(net)
 

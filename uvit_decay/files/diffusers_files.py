@@ -28,21 +28,15 @@ class WeightsFile(NamedTuple):
 
 def find_weights(folder: Path) -> WeightsFile | None:
     """Return the weights of a model in its folder, if possible not a variant; None without a file of weights."""
-    found: dict[str | None, dict[str, Path]] = {}
-    for path in sorted(folder.iterdir()):
+    found = []
+    for path in folder.iterdir():
         match = FILE.fullmatch(path.name) or SHARD_INDEX.fullmatch(path.name)
         if match and path.is_file():
-            found.setdefault(match["variant"], {}).setdefault(match["format"], path)
+            found.append((match["variant"] or "", FORMATS.index(match["format"]), path))
     if not found:
         return None
-    variants = [name for name in found if name is not None]
-    if None not in found and len(variants) > 1:
-        raise UserError(f"{folder} holds the variants {' and '.join(variants)}: keep the files of one of them")
-    variant = None if None in found else variants[0]
-    for suffix in FORMATS:
-        if suffix in found[variant]:
-            return WeightsFile(found[variant][suffix], variant)
-    return None
+    variant, _, path = min(found)
+    return WeightsFile(path, variant or None)
 
 
 def read_shards(index: Path) -> dict[str, Tensor]:

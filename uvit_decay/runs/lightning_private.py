@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -83,29 +83,13 @@ def has_version(logger: TensorBoardLogger | CSVLogger) -> bool:
     return logger._version is not None
 
 
-def _set_version(logger: Any, version: int | str) -> None:
-    if logger._version is None:
-        logger._version = version
-
-
-def _set_wandb_id(logger: Any, run_id: str) -> None:
-    if logger._id is None:
-        logger._id = logger._wandb_init["id"] = run_id
-
-
-# Class of loggers -> function that sets the version or ID of a logger which has none yet.
-SET_RECORD: dict[type[Logger], Callable[[Any, Any], None]] = {
-    TensorBoardLogger: _set_version,
-    CSVLogger: _set_version,
-    WandbLogger: _set_wandb_id,
-}
-
-
 def set_record(logger: Logger, version: int | str) -> None:
-    """Let a logger that has not logged anything yet continue the record of a version or ID."""
-    for kind, set_it in SET_RECORD.items():
-        if isinstance(logger, kind):
-            set_it(logger, version)
+    """Let a logger that has not logged anything yet continue the record of a version or ID, unless it has one."""
+    if isinstance(logger, WandbLogger):
+        if logger._id is None:
+            logger._id = logger._wandb_init["id"] = version
+    elif isinstance(logger, TensorBoardLogger | CSVLogger) and logger._version is None:
+        logger._version = version
 
 
 def hide_later_steps(logger: TensorBoardLogger, step: int) -> None:
