@@ -87,7 +87,6 @@ def has_newer(run: Path, step: int) -> bool:
     return False
 
 
-
 def _find_candidates(
     name: str, runs: Iterable[Path], now: Settings, allowed: Sequence[str], damaged: list[str]
 ) -> Iterator[Candidate]:
@@ -108,10 +107,8 @@ def _find_candidates(
 
 def _list_candidates(run: Path, damaged: list[str]) -> list[Candidate]:
     """Return the checkpoints of a run, the newest first; add the messages about unreadable files to `damaged`."""
-    # Of one step, the files that are kept come before those that the next checkpoint renames.
-    files = sorted((run / CHECKPOINTS).glob("*.ckpt"), key=lambda path: path.name in (NEXT, LAST, PREVIOUS))
     found = []
-    for path in files:
+    for path in sorted((run / CHECKPOINTS).glob("*.ckpt")):
         try:
             contents = read_training_checkpoint(path, whole=False)
             step = as_type(int, contents.get("global_step"), f"global_step of {path}")

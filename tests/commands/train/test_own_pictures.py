@@ -138,9 +138,6 @@ def test_numbers_that_were_sized_to_the_run_are_read_from_configurations_of_ac84
     assert "max_reference: 50000\n" in printed
 
 
-
-
-
 @pytest.mark.parametrize(
     ("flags", "begins"),
     [

@@ -255,7 +255,6 @@ class Launch(LightningCLI):
         )
         return "bf16-mixed"
 
-
     # 3. Start: the checkpoint, the run folder, the length.
 
     def _run_subcommand(self, subcommand: str) -> None:
