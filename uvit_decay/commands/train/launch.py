@@ -41,6 +41,7 @@ from uvit_decay.files.validation import YAML_LOADER, flat
 from uvit_decay.files.writing import check_writable
 from uvit_decay.nn import ImageNetwork  # noqa: F401  imports all networks, for the same reason
 from uvit_decay.runs.checkpoints import AUTO, LAST, NAMES, NEXT, finish_rotation, read_settings
+from uvit_decay.runs.folder import makes_folders
 from uvit_decay.runs.launch import SaveConfig, go_on
 from uvit_decay.runs.lightning_private import set_length
 from uvit_decay.runs.log import RunFolder
