@@ -92,15 +92,7 @@ def test_the_older_names_follow(way, restored):
         (["avx2"], 384, False),
     ],
 )
-@pytest.mark.parametrize("has_torch", [True, False])
-def test_bfloat16_is_faster_for_wide_networks_on_cpus_with_instructions(
-    features, width, faster, has_torch, tmp_path, monkeypatch
-):
-    if has_torch:
-        capabilities = {name: name in features for name in ("avx2", "amx_bf16", "avx512_bf16")}
-        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
-    else:
-        monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
-        (tmp_path / "cpuinfo").write_text(f"flags : {' '.join(features)}")
-        monkeypatch.setattr(precision, "Path", lambda _: tmp_path / "cpuinfo")
+def test_bfloat16_is_faster_for_wide_networks_on_cpus_with_instructions(features, width, faster, tmp_path, monkeypatch):
+    (tmp_path / "cpuinfo").write_text(f"flags : {' '.join(features)}")
+    monkeypatch.setattr(precision, "Path", lambda _: tmp_path / "cpuinfo")
     assert precision.trains_in_bf16(width) == faster

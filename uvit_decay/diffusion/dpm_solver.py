@@ -15,24 +15,18 @@ GRID = 1000  # levels of the discrete grid to which diffusers' schedulers reduce
 FAINTEST = 2.0**-24  # alpha^2 of the last level if alpha_1 = 0, as in diffusers' zero-SNR schedules
 
 
-def _preserving(path: NoisePath) -> tuple[list[float], list[float]]:
-    """Return the path of diffusers' scheduler in float64: its betas, and the factors between its states and ours.
-
-    The cumulative product of 1 - beta is alpha^2 / (alpha^2 + sigma^2) at t = 1/GRID, ..., 1; the factors are
-    sqrt(alpha^2 + sigma^2) at t = 0, 1/GRID, ..., 1.
-    """
-    t = torch.arange(GRID + 1, dtype=torch.float64, device="cpu") / GRID
-    alpha2 = path.alpha(t).square()
-    power = alpha2 + path.sigma(t).square()
-    signal = (alpha2 / power).clamp(min=FAINTEST)
-    return (1 - signal[1:] / signal[:-1]).tolist(), power.sqrt().tolist()
-
-
 def dpm_solver(denoiser: Denoiser, x: Tensor, steps: int, noise: Noise) -> Trajectory:
     """Yield the trajectory of DPM-Solver++(2M), Lu et al. (2022), by diffusers; the last step is of first order."""
     from diffusers import DPMSolverMultistepScheduler
 
-    betas, scales = _preserving(denoiser.path)
+    # The scheduler's path preserves the variance: the cumulative product of its 1 - beta is
+    # alpha^2 / (alpha^2 + sigma^2), and its states are ours over sqrt(alpha^2 + sigma^2), at t = 0, 1/GRID, ..., 1.
+    t = torch.arange(GRID + 1, dtype=torch.float64, device="cpu") / GRID
+    alpha2 = denoiser.path.alpha(t).square()
+    power = alpha2 + denoiser.path.sigma(t).square()
+    signal = (alpha2 / power).clamp(min=FAINTEST)
+    betas = (1 - signal[1:] / signal[:-1]).tolist()
+    scales = power.sqrt().tolist()
     scheduler = DPMSolverMultistepScheduler(GRID, trained_betas=betas, prediction_type="sample")
     # Distinct, and equally spaced from t = 1; timestep n means t = (n + 1) / GRID.
     timesteps = [round(GRID * (steps - i) / steps) - 1 for i in range(steps)]

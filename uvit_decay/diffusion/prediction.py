@@ -145,17 +145,6 @@ def stratify_times(uniform: Times, first: int, total: int) -> Times:
     return (positions + uniform) / total
 
 
-def _weight(path: NoisePath, prediction: Prediction, weighting: Weighting, t: Times) -> Times:
-    """Return W of the module docstring, for a weighting other than "none"."""
-    if prediction == "x":
-        determinant = path.alpha(t) * path.d_sigma_t(t) - path.sigma(t) * path.d_alpha_t(t)
-        return (determinant / path.sigma(t).clamp(min=X_SIGMA)).square()
-    rate = 0.5 * path.diffusion2(t) / path.sigma(t)
-    if weighting == "velocity":
-        return rate.square()
-    return rate / path.sigma(t)
-
-
 def diffusion_loss(
     net: Network,
     path: NoisePath,
@@ -188,4 +177,10 @@ def diffusion_loss(
     error = difference.square().flatten(1).mean(dim=1)
     if weighting == "none":
         return error
-    return _weight(path, prediction, weighting, t) * error
+    if prediction == "x":
+        determinant = path.alpha(t) * path.d_sigma_t(t) - path.sigma(t) * path.d_alpha_t(t)
+        return (determinant / path.sigma(t).clamp(min=X_SIGMA)).square() * error
+    rate = 0.5 * path.diffusion2(t) / path.sigma(t)
+    if weighting == "velocity":
+        return rate.square() * error
+    return rate / path.sigma(t) * error

@@ -48,9 +48,7 @@ def trains_in_bf16(width: int) -> bool:
 
 
 def _list_cpu_features() -> list[str]:
-    """Return the names of the features of this CPU; none if torch is too old to tell and it is not Linux."""
-    if hasattr(torch.cpu, "get_capabilities"):
-        return [name for name, value in torch.cpu.get_capabilities().items() if value]
+    """Return the names of the features of this CPU as Linux lists them; none elsewhere."""
     file = Path("/proc/cpuinfo")
     return file.read_text().split() if file.exists() else []
 

@@ -218,8 +218,8 @@ class Task(LightningModule):
             return
         # A card that could not be read back is refused now, not at the first checkpoint.
         ModelCard(**self.function_spec(), sampling=self.sampling, class_names=(), data=data.name, step=0).to_dict()
-        if len(self.auxiliary):
-            self.auxiliary.prepare(data, data.batch_size // (self.trainer.world_size * data.micro_batches))
+        for loss in self.auxiliary:
+            loss.prepare(data, data.batch_size // (self.trainer.world_size * data.micro_batches))
         if isinstance(data, ImageData) and data.test is None:
             self.trainer.limit_val_batches = 0  # Lightning would warn about an empty list
         if self.trainer.ckpt_path is None:

@@ -173,7 +173,12 @@ def adapt(net: nn.Module, stored: StoredModel, function: Mapping[str, Any], data
     # 1. Tensors that depend on the data change: `value` is what the network gets, None what it keeps as initialised.
     own = net.state_dict()
     theirs = stored.network([stored.card.net.class_path])
-    layers = _find_data_layers(net, own)
+    layers = DataLayers((), ())
+    if isinstance(net, Classifier):
+        positions = ("pos_embed",) if "pos_embed" in own else ()
+        layers = DataLayers((head_module(net),), positions)
+    elif isinstance(net, HasDataLayers):
+        layers = net.data_layers
     adapted = [
         *_renew_pixels(net, theirs, layers),
         *_adapt_positions(net, theirs, stored.state, layers),
@@ -199,16 +204,6 @@ def adapt(net: nn.Module, stored: StoredModel, function: Mapping[str, Any], data
     if left_out:
         parts.append(f"left out: {', '.join(sorted(left_out))}")
     return [*stored.notes, *_warn_of_other_training(stored, function, data), "; ".join(parts)]
-
-
-def _find_data_layers(net: nn.Module, state: Mapping[str, Tensor]) -> DataLayers:
-    """Return the layers of a network that depend on the data; `state` is its state_dict."""
-    if isinstance(net, Classifier):
-        positions = ("pos_embed",) if "pos_embed" in state else ()
-        return DataLayers((head_module(net),), positions)
-    if isinstance(net, HasDataLayers):
-        return net.data_layers
-    return DataLayers((), ())
 
 
 def _renew_pixels(net: nn.Module, theirs: nn.Module, layers: DataLayers) -> Iterator[Adapted]:

@@ -128,11 +128,6 @@ class AuxiliaryLosses(nn.ModuleList):
             found.append(name)
         return found
 
-    def prepare(self, data: ImageData | LoaderData, images: int) -> None:
-        """Raise a UserError if a loss does not fit the data of a run; `images` is their number in a micro-batch."""
-        for loss in self:
-            loss.prepare(data, images)
-
     def figures(self) -> dict[str, Tensor]:
         """Return the further figures of all losses for the newest micro-batch, by name in logs."""
         found = {}

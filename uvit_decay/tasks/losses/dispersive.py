@@ -66,7 +66,7 @@ class DispersiveLoss(AuxiliaryLoss):
         self.tau = default_tau if tau is None else tau
         self.images = 0  # B, known after `prepare`
         self.register_buffer("stored_images", torch.tensor(0))  # B in checkpoints; 0 before it is known
-        self.register_load_state_dict_post_hook(_check_loaded_images)
+        self.register_load_state_dict_post_hook(DispersiveLoss.check_images)  # a lambda has no pickle
 
     @property
     def name(self) -> str:
@@ -93,7 +93,7 @@ class DispersiveLoss(AuxiliaryLoss):
         self.check_images()
         self.stored_images.fill_(images)
 
-    def check_images(self) -> None:
+    def check_images(self, *_: object) -> None:
         """Raise a UserError if a checkpoint was trained with micro-batches of another size."""
         stored = int(self.stored_images)
         if self.images and stored not in (0, self.images):
@@ -120,8 +120,3 @@ class DispersiveLoss(AuxiliaryLoss):
                 "gradient_left": (pairs - total).detach().exp(),
             }
             return total - 2 * math.log(count)
-
-
-def _check_loaded_images(loss: DispersiveLoss, _: object) -> None:
-    """Compare the sizes of micro-batches after a state_dict is loaded; a function, because a lambda has no pickle."""
-    loss.check_images()

@@ -120,7 +120,13 @@ class REPA(AuxiliaryLoss):
             depth = len(net.layers) - 1
             layer = 8 if depth >= 24 else round(depth / 3)
         self.layers = layer_indices(net.layers, [str(layer)])
-        self.projector = build_projector(self.kind, net.dim, self.teacher.net.dim, self.hidden)
+        out = self.teacher.net.dim
+        if self.kind == "conv":
+            self.projector = ConvProjector(net.dim, out)
+            return
+        first = nn.Linear(net.dim, self.hidden)
+        second = nn.Linear(self.hidden, self.hidden)
+        self.projector = nn.Sequential(first, nn.SiLU(), second, nn.SiLU(), nn.Linear(self.hidden, out))
 
     def prepare(self, data: ImageData | LoaderData, images: int) -> None:
         """Raise a UserError if the encoder cannot see the images of the data."""
@@ -177,15 +183,6 @@ class ConvProjector(nn.Conv2d):
         side = math.isqrt(tokens.shape[1])
         grid = tokens.mT.unflatten(2, (side, side))
         return super().forward(grid).flatten(2).mT
-
-
-def build_projector(kind: ProjectorKind, dim: int, out: int, hidden: int) -> nn.Module:
-    """Return the projector of tokens (b, n, dim) to (b, n, out)."""
-    if kind == "conv":
-        return ConvProjector(dim, out)
-    return nn.Sequential(
-        nn.Linear(dim, hidden), nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU(), nn.Linear(hidden, out)
-    )
 
 
 def resize_grid(tokens: Float[Tensor, "b n d"], patches: int) -> Float[Tensor, "b m d"]:

@@ -328,11 +328,6 @@ class Optimization:
             return OPTIMIZERS[self.optimizer].build(groups, lr, self.betas, self.momentum, fused)
         return build_class(self.optimizer, self.arguments or {}, groups, lr)
 
-    @property
-    def needs_whole_matrices(self) -> bool:
-        """True if the optimizer cannot take sharded matrices."""
-        return self.optimizer in OPTIMIZERS and OPTIMIZERS[self.optimizer].whole
-
 
 class Schedule(LambdaLR):
     """A LambdaLR that restores only the step of a checkpoint; the learning rate follows from this run's settings."""

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from uvit_decay.runtime.precision import FLOAT16
 from uvit_decay.tasks.finite import KEPT
 from uvit_decay.tasks.optim.options import Optimization
-from uvit_decay.tasks.optim.table import ARGUMENTS
+from uvit_decay.tasks.optim.table import ARGUMENTS, OPTIMIZERS
 from uvit_decay.tasks.parallel.sharding import Sharded
 from uvit_decay.terminal.errors import UserError
 
@@ -42,7 +42,8 @@ def check_sharded(trainer: Trainer, optim: Optimization) -> None:
     if not isinstance(trainer.strategy, Sharded):
         return
     needs = ""
-    if optim.needs_whole_matrices:
+    rule = OPTIMIZERS.get(optim.optimizer)
+    if rule is not None and rule.whole:
         needs = f"{optim.optimizer} needs whole matrices"
     elif scales(trainer):
         needs = f"--trainer.precision {FLOAT16} needs whole gradients"  # otherwise ranks would skip different steps
