@@ -75,19 +75,13 @@ def test_weight_decay_is_on_the_parameters_that_are_named(decay_on, without):
     assert {decay for _, decay in decays.values()} <= {0.0, 0.05}
 
 
-@pytest.mark.parametrize("decay_on", ["all", "matrices", "layers"])
-def test_learned_alphas_have_weight_decay(decay_on):
-    """App. A.4 of the paper: no regularisation of them "beyond standard weight decay"."""
-    net = small_mae(schedule="learnable")
-    assert of_each(net, Optimization(weight_decay=0.05, decay_on=decay_on))["alphas"][1] == 0.05
-
-
-@pytest.mark.parametrize("schedule", ["layerscale", "rezero"])
-def test_learned_betas_have_no_weight_decay_unless_all_parameters_have(schedule):
-    """The betas of LayerScale are a matrix (branches by channels), but no linear map."""
-    net = small_mae(schedule=schedule, alpha_min=1.0)
-    decays = {on: of_each(net, Optimization(weight_decay=0.05, decay_on=on))["betas"][1] for on in DECAY_ON}
-    assert decays == {"all": 0.05, "matrices": 0.0, "layers": 0.0}
+@pytest.mark.parametrize(("schedule", "decays"), [("learnable", 0.05), ("layerscale", 0.0), ("rezero", 0.0)])
+def test_learned_alphas_have_weight_decay_and_betas_only_if_all_parameters_have(schedule, decays):
+    """App. A.4 of the paper: no regularisation of alphas "beyond standard weight decay"."""
+    net = small_mae(schedule=schedule, alpha_min=0.7 if schedule == "learnable" else 1.0)
+    name = "alphas" if schedule == "learnable" else "betas"
+    found = {on: of_each(net, Optimization(weight_decay=0.05, decay_on=on))[name][1] for on in DECAY_ON}
+    assert found == {"all": 0.05, "matrices": decays, "layers": decays}
 
 
 @pytest.mark.parametrize("options", [{}, {"schedule": "gain"}])
