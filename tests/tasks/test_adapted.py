@@ -163,7 +163,7 @@ def test_a_masked_autoencoder_of_another_size_and_other_channels(wiring, picture
 @pytest.mark.parametrize(
     ("net", "message"),
     [
-        (lambda: tiny_net(time_scale=1000.0), ("net.time_scale 999.0", "--model.net.time_scale 999.0")),
+        (lambda: tiny_net(time_scale=1000.0), ("net.time_scale 999.0", "`model.net.time_scale` 999.0")),
         (small_sit, ("net uvit_decay.nn.uvit.UViT", "uvit_decay.nn.sit.SiT")),
     ],
     ids=["times", "class"],
@@ -179,7 +179,7 @@ def test_learned_gates_of_another_number_of_tokens_are_refused_with_the_flag(tmp
     tiny_trainer(tmp_path, max_steps=1).fit(tiny_task(tiny_net(**gated)), Digits(32))
     file = tmp_path / "checkpoints" / "last.ckpt"
     for flag, net in (("num_classes", tiny_net(0, **gated)), ("image_size", tiny_net(image_size=16, **gated))):
-        with raises_user_error(f"--model.net.{flag}"):
+        with raises_user_error(f"`model.net.{flag}`"):
             read_initial(file, net, tiny_task(net).function_spec())
 
 
@@ -270,5 +270,5 @@ def test_an_output_skip_can_be_added_but_not_lost(sit, tmp_path, start_task):
     assert torch.equal(net(X, T), before(X, T))
     file = write_denoiser(tmp_path / "skip.safetensors", small_sit(output_skip="learned"), Linear(), "velocity",
                           Sampling(), tuple(map(str, range(10))))  # fmt: skip
-    with raises_user_error("--model.net.output_skip"):
+    with raises_user_error("`model.net.output_skip`"):
         read_initial(file, small_sit(), sit_from(sit, 10).function_spec())

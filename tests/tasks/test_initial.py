@@ -77,11 +77,11 @@ def test_positions_of_another_size_are_interpolated_as_published(mae, size):
 @pytest.mark.parametrize(
     ("net", "message"),
     [
-        (lambda: small_vit(alpha_min=1.0), ("net.alpha_min 0.7", "1.0", "--model.net.alpha_min 0.7")),
-        (lambda: small_vit(qk_norm=True), ("net.qk_norm False", "True", "--model.net.qk_norm false")),
+        (lambda: small_vit(alpha_min=1.0), ("net.alpha_min 0.7", "1.0", "`model.net.alpha_min` 0.7")),
+        (lambda: small_vit(qk_norm=True), ("net.qk_norm False", "True", "`model.net.qk_norm` false")),
         (
             lambda: small_vit(dim=32, depth=4),
-            ("net.dim 16", "--model.net.dim 16", "net.depth 2", "--model.net.depth 2"),
+            ("net.dim 16", "`model.net.dim` 16", "net.depth 2", "`model.net.depth` 2"),
         ),
         (lambda: ResNet(8, 1, width=8, depth=8, num_classes=10, pixels="unit"), ("MAE", "ResNet")),
     ],

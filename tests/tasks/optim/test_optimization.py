@@ -294,7 +294,7 @@ def test_the_state_of_an_optimizer_of_another_form_is_refused(tmp_path, flag, st
     contents["settings"] = {f"model.optim.{flag}": stored}
     task = DiffusionTask(tiny_net(), optim=OPTIMIZERS["lars"])
     task.settings, task.allowed = {f"model.optim.{flag}": ours}, ["all"]
-    expected = (f"model.optim.{flag} {stored}", ours, f"--model.optim.{flag} {stored}")
+    expected = (f"model.optim.{flag} {stored}", ours, f"`model.optim.{flag}` {stored}")
     with raises_user_error(expected):
         check(contents, task, "x", trains=True)
 
