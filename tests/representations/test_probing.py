@@ -94,16 +94,6 @@ def test_levels_in_several_threads_give_the_same_cells(digits, monkeypatch):
     assert all(torch.equal(grids[0][name], grids[1][name]) for name in grids[0])
 
 
-def test_features_are_taken_in_the_chosen_precision_which_the_protocol_says(digits):
-    net = tiny_net().eval()
-    probing = Probing(times=(0.1,), max_train=60, max_test=30)
-    exact, half = (Prober(net, VP(), digits, probing, CPU, precision) for precision in ("float32", "bf16"))
-    expected, actual = exact.cells(0).train(0), half.cells(0).train(0)
-    assert not torch.equal(actual, expected)
-    assert (actual - expected).abs().mean() < 0.02 * expected.abs().mean()
-    assert (exact.describe().get("precision"), half.describe()["precision"]) == (None, "bf16")
-
-
 def test_the_script_writes_table_protocol_and_image(trained, tmp_path, monkeypatch, capsys):
     options = ["--ckpt", trained, "--times", "0.05,0.3", "--max-train", 300, "--max-test", 100, "--precision", "bf16"]
     evaluate(monkeypatch, tmp_path, "probe", *options)
@@ -117,9 +107,8 @@ def test_the_script_writes_table_protocol_and_image(trained, tmp_path, monkeypat
     assert all(0 < float(line.split(",")[-1]) < 1 for line in lines[1:])
     assert [line.split(",")[2] for line in lines[1:5]] == ["embeddings", "encoder", "middle", "decoder"]
     report = json.loads((found / "probes.json").read_text())
-    assert report["protocol"]["weights"] == "ema"
-    assert report["protocol"]["label"] == "null"
-    assert report["protocol"]["train"] == 300
+    expected = {"weights": "ema", "label": "null", "train": 300, "precision": "bf16"}
+    assert expected.items() <= report["protocol"].items()
     assert report["best"]["best_on_test_accuracy_of_all_cells"] >= report["best"]["test_accuracy"]
     assert (found / "probes.png").stat().st_size > 1000
     find_line(capsys.readouterr().out, "best on test")

@@ -10,13 +10,11 @@ from timm.models.vision_transformer import checkpoint_filter_fn
 from timm_weights import NAME, weights
 
 from uvit_decay.data import Digits
-from uvit_decay.diffusion.noise_path import VP
-from uvit_decay.encoders.networks import ProbedNetwork, open_network
+from uvit_decay.encoders.networks import open_network
 from uvit_decay.generation.options import LoadingOptions
 from uvit_decay.latents import Latents
 from uvit_decay.latents.autoencoder import Autoencoder
-from uvit_decay.representations.probe_options import Alignment, Probing
-from uvit_decay.representations.reference import ReferenceNetwork, open_reference_network
+from uvit_decay.representations.reference import ReferenceNetwork
 from uvit_decay.runtime.distributed import Processes
 
 CPU = torch.device("cpu")
@@ -32,9 +30,8 @@ def test_features_are_timms_final_patch_tokens_of_enlarged_pictures(tmp_path):
     save_file(model.state_dict(), tmp_path / "vit.safetensors")
     data = Digits()
     data.setup()
-    probed = ProbedNetwork(torch.nn.Identity(), "net", "net", {}, VP())
-    alignment = Alignment(Path(f"timm:{NAME}={tmp_path / 'vit.safetensors'}"), 48)
-    network = open_reference_network(probed, Probing(protocol="repa"), alignment, (), CPU, "float32")
+    opened = open_network(Path(f"timm:{NAME}={tmp_path / 'vit.safetensors'}"), LoadingOptions(), 48)
+    network = ReferenceNetwork(opened, CPU, "float32", 256)
     chosen = list(range(40, 80))
     reference = network.features(data, chosen, 25, Processes())
     assert len(reference.rows) == 25

@@ -73,10 +73,11 @@ def probe(
     from uvit_decay.data.named import describe_data
     from uvit_decay.encoders.networks import open_network
     from uvit_decay.files.writing import remove_remains
+    from uvit_decay.latents.autoencoder import decoder
     from uvit_decay.representations.noise import measure_noise_share
     from uvit_decay.representations.probe_protocols import GridProtocol, find_protocol
     from uvit_decay.representations.probing import Prober, check_probed, choose_images, open_probed_data
-    from uvit_decay.representations.reference import open_reference_network
+    from uvit_decay.representations.reference import ReferenceNetwork
     from uvit_decay.runtime.precision import chosen_precision
 
     if probing.layers == ("all",):
@@ -95,7 +96,10 @@ def probe(
         settings = f"{probing.name}{_suffix(precision)}"
         reference = None
         if needs_reference:
-            reference = open_reference_network(network, probing, alignment, loading.trust, device, precision)
+            options = LoadingOptions(trust=loading.trust)
+            compared = open_network(alignment.reference, options, alignment.reference_size)
+            autoencoder = decoder(network.latents, None, device)
+            reference = ReferenceNetwork(compared, device, precision, probing.batch_size, autoencoder)
             settings += f"-{reference.network.name}{alignment.name}"
         out = out or Path("probes", probed.name_result(network, data, settings))
         with claim_outputs(out, processes=processes, folder=True):

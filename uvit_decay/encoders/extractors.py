@@ -77,10 +77,11 @@ class Extractor(ABC):
             parts = [self.extract(part) for part in images.split(size)]
         if len(parts) == 1:
             return parts[0]
-        joined: dict[str, Tensor | None] = {}
+        joined = {}
         for name in Features._fields:
             tensors = [getattr(part, name) for part in parts]
-            joined[name] = None if tensors[0] is None else torch.cat(tensors)
+            if tensors[0] is not None:
+                joined[name] = torch.cat(tensors)
         return Features(**joined)
 
     def fingerprint(self) -> str:

@@ -142,7 +142,9 @@ def _train(images: Tensor, labels: Tensor) -> tuple[nn.Sequential, float]:
     net.to(memory_format=torch.channels_last)  # a third less time on CPUs
     optimizer = torch.optim.AdamW(net.parameters(), RATE, weight_decay=DECAY)
     steps = max(1, len(rest) // BATCH)  # of a pass
-    first = steps * (1 if len(images) >= MANY else 2)  # steps of the first cycle
+    first = steps  # of the first cycle
+    if len(images) < MANY:
+        first = 2 * steps
     schedule = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, first, T_mult=2)
     best = Score(math.inf, 0.0)
     weights: dict[str, Tensor] = {}

@@ -168,7 +168,7 @@ class FeatureOptions:
             hint = "for another network write an Extractor (docs/extending.md)"
             raise UserError(f"choose one of {known}, got {self.name}; {hint}", argument="features")
         own = self._own_protocols()
-        protocol = own[0] if own else None
-        if self.protocol in own:
-            protocol = self.protocol
+        protocol = None
+        if own:
+            protocol = self.protocol or own[0]
         return EXTRACTORS[self.name](ExtractorRequest(self, protocol, spatial, trusted))

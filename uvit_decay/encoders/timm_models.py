@@ -160,7 +160,9 @@ def load_timm_weights(model: nn.Module, name: str, file: Path) -> None:
     if isinstance(model, VisionTransformer):
         with explain(f"{file} does not fit {name}", Exception):  # timm uses the weights without a check of shapes
             tokens = state.get("reg_token", state.get("register_tokens"))  # named by timm or facebookresearch/dinov2
-            registers = 0 if tokens is None else tokens.shape[1]
+            registers = 0
+            if tokens is not None:
+                registers = tokens.shape[1]
             if registers != model.num_reg_tokens:  # timm would take them for patches, or patches for them
                 raise ValueError(f"it has {registers} register tokens, not {model.num_reg_tokens}")
             state = checkpoint_filter_fn(state, model)

@@ -311,5 +311,7 @@ def _are_numbers(names: Sequence[str]) -> bool:
 
 def _shorten(names: Sequence[str]) -> str:
     """Return the number of classes and the first names as text."""
-    first = ", ".join(names[:3])
-    return f"{len(names)}: {first}, ..." if len(names) > 3 else f"{len(names)}: {first}"
+    shown = names[:3]
+    if len(names) > 3:
+        shown = (*shown, "...")
+    return f"{len(names)}: {', '.join(shown)}"

@@ -211,7 +211,8 @@ class DatasetImages(ImageSource):
         _check_channels(name, stored_channels, channels)
         self.shape = (channels, height, width)
         self.has_jpegs = images.has_jpegs
-        self.labels = images.labels if class_names else None
+        if class_names:
+            self.labels = images.labels
 
     def __len__(self) -> int:
         return len(self.images)

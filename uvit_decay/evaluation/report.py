@@ -16,7 +16,7 @@ from uvit_decay.evaluation.extract import SHOWN
 from uvit_decay.evaluation.feature_store import FeatureStore
 from uvit_decay.evaluation.image_sources import ImageSource
 from uvit_decay.evaluation.metric_table import format_title
-from uvit_decay.evaluation.report_html import Ceiling, Neighbours, Report, write_html
+from uvit_decay.evaluation.report_html import NO_CEILING, Ceiling, Neighbours, Report, write_html
 from uvit_decay.evaluation.statistics_file import Reference
 from uvit_decay.files.validation import write_json
 from uvit_decay.files.writing import check_writable, claim_paths
@@ -55,7 +55,7 @@ def write_reports(
         check_writable(file)
     with claim_paths(*files, first=processes.is_main):
         store, reference = comparison.extract(out.with_suffix(".features"), processes, save_samples is not None)
-        ceiling = None
+        ceiling = NO_CEILING
         if real is not None:
             ceiling = Ceiling(real.name, real.measure_real(reference, processes))
         if not processes.is_main:
@@ -81,7 +81,7 @@ def _collect_content(comparison: Comparison, report: Report) -> dict[str, Any]:
         "protocol": report.protocol,
         "remarks": report.remarks,
     }
-    if report.ceiling is not None:
+    if report.ceiling.values:
         named = {f"{name}/{report.ceiling.name}": value for name, value in report.ceiling.values.items()}
         content["ceiling"] = {"metrics": named, "values": report.ceiling.values}
     return content
@@ -89,13 +89,13 @@ def _collect_content(comparison: Comparison, report: Report) -> dict[str, Any]:
 
 def _print_values(report: Report) -> None:
     """Print a line for each value, with the value of real images beside it."""
-    ceiling = {} if report.ceiling is None else report.ceiling.values
+    ceiling = report.ceiling.values
     for name, value in report.metrics.items():
         line = f"{format_title(name, name, report.protocol['extractor'])} {value:.6g}"
         if name in ceiling:
             line += f" (real images {ceiling[name]:.6g})"
         print(line)
-    if report.ceiling is not None:
+    if ceiling:
         print(f"real images: {report.ceiling.name}")
 
 

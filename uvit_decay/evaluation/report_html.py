@@ -55,6 +55,9 @@ class Ceiling:
     values: dict[str, float]
 
 
+NO_CEILING = Ceiling("", {})
+
+
 @dataclass(frozen=True)
 class Report:
     """Contents of a report.
@@ -70,7 +73,7 @@ class Report:
         neighbours: images of the memorisation check; None leaves it out.
         coverage: covered share of the reference images, in [0, 1], by class name; None leaves it out. The page shows
             the names in words.
-        ceiling: values of real images, shown beside the samples' values; None leaves them out.
+        ceiling: values of real images, shown beside the samples' values.
     """
 
     title: str
@@ -82,7 +85,7 @@ class Report:
     class_names: tuple[str, ...]
     neighbours: Neighbours | None
     coverage: dict[str, float] | None
-    ceiling: Ceiling | None = None
+    ceiling: Ceiling = NO_CEILING
 
 
 def write_html(path: Path, report: Report) -> None:
@@ -93,10 +96,8 @@ def write_html(path: Path, report: Report) -> None:
     )
     page = environment.from_string(text).render(
         title=report.title,
-        metrics=_build_metric_rows(
-            report.metrics, str(report.protocol.get("extractor")), report.ceiling.values if report.ceiling else {}
-        ),
-        ceiling=report.ceiling.name if report.ceiling else None,
+        metrics=_build_metric_rows(report.metrics, str(report.protocol.get("extractor")), report.ceiling.values),
+        ceiling=report.ceiling.name,
         remarks=report.remarks,
         grid=_encode_image(labelled_grid(report.samples, report.columns, report.class_names)),
         sample_count=len(report.samples),

@@ -55,8 +55,9 @@ class StatisticsFile:
 
     def _read(self, name: str) -> np.ndarray:
         """Return a mean, (d,), or a covariance, (d, d)."""
-        rank = 2 if "sigma" in name else 1
-        dimensions = "d, d" if rank == 2 else "d,"
+        rank, dimensions = 1, "d,"
+        if "sigma" in name:
+            rank, dimensions = 2, "d, d"
 
         def fits(shape: tuple[int, ...], dtype: np.dtype) -> bool:
             return dtype.kind == "f" and len(shape) == rank and len({*shape}) == 1

@@ -177,7 +177,9 @@ class Prober:
         unit = "level" if draws == 1 else "draw"
         size = self._bytes(len(self._chosen_layers()))
         rows = compute_rows("probes", unit, self._level, jobs, self.device, self.precision, processes, size)
-        return self._build_grid(rows) if processes.is_main else None
+        if not processes.is_main:
+            return None
+        return self._build_grid(rows)
 
     def _build_grid(self, rows: Sequence[Float64[Tensor, "scores layers"]]) -> Grid:
         """Return the means of the scores over the draws, and their standard deviations if there are several draws."""

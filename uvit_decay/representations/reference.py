@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +11,10 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from uvit_decay.encoders.networks import ProbedNetwork, final_norm, fit_pictures, open_network
-from uvit_decay.generation.options import LoadingOptions
-from uvit_decay.latents.autoencoder import Autoencoder, decoder
+from uvit_decay.encoders.networks import ProbedNetwork, final_norm, fit_pictures
+from uvit_decay.latents.autoencoder import Autoencoder
 from uvit_decay.pictures import to_float
 from uvit_decay.representations.features import TokenReader
-from uvit_decay.representations.probe_options import Alignment, Probing
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.precision import Precision, without_autocast
 from uvit_decay.runtime.random import subset
@@ -109,29 +107,6 @@ class ReferenceNetwork:
             "images": images,
             "neighbours": NEIGHBOURS,
         }
-
-
-def open_reference_network(
-    probed: ProbedNetwork,
-    probing: Probing,
-    alignment: Alignment,
-    trust: Sequence[str],
-    device: torch.device,
-    precision: Precision,
-) -> ReferenceNetwork:
-    """Open the reference of a probed network.
-
-    Args:
-        probed: the probed network; its latents are decoded for the reference.
-        probing: options of the probes.
-        alignment: options of the reference.
-        trust: modules or classes that the reference's checkpoint may name.
-        device: device that computes.
-        precision: precision of the reference.
-    """
-    network = open_network(alignment.reference, LoadingOptions(trust=trust), alignment.reference_size)
-    autoencoder = decoder(probed.latents, None, device)
-    return ReferenceNetwork(network, device, precision, probing.batch_size, autoencoder)
 
 
 # Mutual nearest-neighbour kernel alignment of two networks' features of the same images:
