@@ -271,6 +271,15 @@ def train(monkeypatch, folder, *args):
     run_script(monkeypatch, folder, "train.py", *args)
 
 
+def print_config(monkeypatch, capsys, folder, *args) -> str:
+    """Return what `python train.py ... --print_config` prints; nothing is trained."""
+    with pytest.raises(SystemExit) as stop:
+        train(monkeypatch, folder, *args, "--print_config")
+    printed = capsys.readouterr()
+    assert not stop.value.code, printed.err
+    return printed.out
+
+
 def sample(monkeypatch, folder, *args):
     """`python sample.py ...` in this process, in `folder`."""
     run_script(monkeypatch, folder, "sample.py", *args)

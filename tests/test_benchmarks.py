@@ -128,19 +128,6 @@ def test_figures_are_drawn_from_the_tables_of_the_results(tmp_path, monkeypatch)
     assert all(image.getpixel((0, 0))[3] == 0 for image in drawn.values())  # a transparent background
 
 
-def test_a_table_is_read_up_to_the_next_section(tmp_path):
-    from benchmarks.studies.page_tables import merge_by_arm, parse_cell, read_tables
-
-    page = tmp_path / "page.md"
-    table = "| arm | a |\n| --- | --- |\n| x (3) | 0.5 (0.1) |\n\nText.\n\n| arm | b |\n| --- | --- |\n| x | 2 |\n"
-    page.write_text(f"# T\n\n## One\n\n{table}\n### Part\n\n{table}\n## Two\n\n{table}")
-    assert len(read_tables(page, "## One")) == 4
-    assert len(read_tables(page, "### Part")) == 2
-    assert merge_by_arm(read_tables(page, "### Part")) == {"x": {"a": "0.5 (0.1)", "b": "2"}}
-    assert parse_cell("0.5 (0.1)") == parse_cell("0.5 +- 0.1") == (0.5, 0.1)
-    assert parse_cell("2") == (2.0, 0.0)
-
-
 def test_gains_and_interactions_of_arms_are_paired_by_seed(tmp_path, capsys, monkeypatch):
     from benchmarks.studies import arm_tables, target
 

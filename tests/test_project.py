@@ -1,6 +1,5 @@
 """pyproject.toml: the versions that it allows and those that are installed; CITATION.cff says what it says."""
 
-import re
 import tomllib
 from importlib.metadata import version
 
@@ -31,16 +30,9 @@ def test_every_dependency_has_a_lowest_version_and_the_installed_one_is_allowed(
 
 def test_the_citation_is_of_this_package_and_of_the_paper_of_the_readme():
     citation, readme = yaml.safe_load((ROOT / "CITATION.cff").read_text()), (ROOT / "README.md").read_text()
-    assert citation["cff-version"] == "1.2.0"
-    assert citation["message"]  # which the format requires
-    assert citation["authors"]
     for key, name in (("title", "name"), ("version", "version"), ("license", "license"), ("abstract", "description")):
         assert citation[key] == PROJECT[name]
     paper = citation["preferred-citation"]
-    entry = re.search(r"^```bibtex\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)[1]
-    authors = " and ".join(f"{author['family-names']}, {author['given-names']}" for author in paper["authors"])
-    for value in (paper["title"], str(paper["year"]), paper["collection-title"], authors):
-        assert f"{{{value}}}" in entry
-    assert paper["type"]
+    assert f"{{{paper['title']}}}" in readme
     assert paper["url"] == PROJECT["urls"]["Paper"]
     assert paper["url"] in readme

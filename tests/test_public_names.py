@@ -7,7 +7,7 @@ from importlib import import_module
 
 import pytest
 import yaml
-from conftest import ROOT, train
+from conftest import ROOT, print_config
 
 import uvit_decay
 from uvit_decay.files.instantiate import FORMER
@@ -56,9 +56,7 @@ def test_the_api_has_a_page_for_each_subpackage_with_public_names():
 @pytest.mark.parametrize("form", ["UViT", "uvit_decay.UViT", "uvit_decay.nn.UViT"])
 def test_configurations_have_the_paths_that_they_always_had(form, tmp_path, monkeypatch, capsys):
     flags = [f"--model.net={form}", "--model.path=VP", "--trainer.callbacks+=EMA"]
-    with pytest.raises(SystemExit):
-        train(monkeypatch, tmp_path, "fit", *flags, "--print_config")
-    config = yaml.safe_load(capsys.readouterr().out)
+    config = yaml.safe_load(print_config(monkeypatch, capsys, tmp_path, "fit", *flags))
     assert config["model"]["class_path"] == "uvit_decay.tasks.DiffusionTask"
     assert config["model"]["init_args"]["net"]["class_path"] == "uvit_decay.nn.UViT"
     assert config["model"]["init_args"]["path"]["class_path"] == "uvit_decay.diffusion.noise_path.VP"
@@ -68,9 +66,7 @@ def test_configurations_have_the_paths_that_they_always_had(form, tmp_path, monk
 def test_configurations_of_earlier_versions_name_classes_that_moved(tmp_path, monkeypatch, capsys):
     former = {"class_path": "uvit_decay.callbacks.summary.Summary"}
     (tmp_path / "former.yaml").write_text(yaml.dump({"trainer": {"callbacks": [former]}}))
-    with pytest.raises(SystemExit):
-        train(monkeypatch, tmp_path, "fit", "--config=former.yaml", "--print_config")
-    config = yaml.safe_load(capsys.readouterr().out)
+    config = yaml.safe_load(print_config(monkeypatch, capsys, tmp_path, "fit", "--config=former.yaml"))
     assert "uvit_decay.callbacks.Summary" in [each["class_path"] for each in config["trainer"]["callbacks"]]
     for module, package in FORMER.items():
         assert import_module(package).__all__, module
@@ -80,8 +76,6 @@ def test_an_argument_that_is_gone_is_left_out_of_earlier_configurations(tmp_path
     extractor = {"class_path": "uvit_decay.metrics.SmallClassifier", "init_args": {"steps": None}}
     metrics = {"class_path": "uvit_decay.callbacks.GenerationMetrics", "init_args": {"extractor": extractor}}
     (tmp_path / "former.yaml").write_text(yaml.dump({"trainer": {"callbacks": [metrics]}}))
-    with pytest.raises(SystemExit):
-        train(monkeypatch, tmp_path, "fit", "--config=former.yaml", "--print_config")
-    config = yaml.safe_load(capsys.readouterr().out)
+    config = yaml.safe_load(print_config(monkeypatch, capsys, tmp_path, "fit", "--config=former.yaml"))
     found = [each for each in config["trainer"]["callbacks"] if each["class_path"] == metrics["class_path"]]
     assert found[0]["init_args"]["extractor"]["class_path"].endswith(".SmallClassifier")

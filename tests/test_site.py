@@ -25,18 +25,16 @@ def test_every_page_and_notebook_is_in_the_contents():
 
 
 def test_notebooks_are_kept_without_outputs_and_with_ids():
+    """A failure of a line with ! would go unnoticed in the build, of a %%bash cell it does not."""
     for notebook in DOCS.glob("notebooks/*.ipynb"):
         content = json.loads(notebook.read_text())
         assert (content["nbformat"], content["nbformat_minor"]) >= (4, 5)
         ids = [cell["id"] for cell in content["cells"]]
         assert len(set(ids)) == len(ids)
-        assert not any(cell.get("outputs") or cell.get("execution_count") for cell in content["cells"])
-
-
-def test_a_command_of_a_notebook_that_fails_ends_the_build():
-    for notebook in DOCS.glob("notebooks/*.ipynb"):
-        for cell in json.loads(notebook.read_text())["cells"]:
-            if cell["cell_type"] == "code":  # a failure of a line with ! goes unnoticed, of a %%bash cell it does not
+        for cell in content["cells"]:
+            assert not cell.get("outputs")
+            assert not cell.get("execution_count")
+            if cell["cell_type"] == "code":
                 assert not any(line.startswith("!") for line in cell["source"])
 
 
@@ -51,12 +49,10 @@ def test_links_that_lead_to_files_and_places_are_fine(check, tmp_path):
     ("page", "problem"),
     [
         ('<script src="https://cdn.example.org/x.js"></script>', "loads https://cdn.example.org/x.js"),
-        ('<link rel="stylesheet" href="//fonts.example.org/x">', "loads //fonts.example.org/x"),
         ('<style>@import "https://example.org/x.css";</style>', "loads https://example.org/x.css"),
         ('<img srcset="http://example.org/x.png 2x">', "loads http://example.org/x.png"),
         ('<a href="b.html">', "b.html leads nowhere"),
         ('<a href="#x">', "#x leads nowhere"),
-        ('<img src="x.png">', "x.png leads nowhere"),
     ],
 )
 def test_links_to_nothing_and_assets_of_others_are_found(check, tmp_path, page, problem):

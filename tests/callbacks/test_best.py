@@ -58,18 +58,6 @@ def test_the_best_of_a_metric_is_kept_though_it_is_measured_after_the_checkpoint
     assert step(folder / "best_fd.ckpt") == step(folder / "best_tracked_spectrum_entropy.ckpt") == 10
 
 
-def test_a_run_that_goes_on_from_its_best_knows_the_value(tmp_path):
-    options = {"max_steps": 8, **VALIDATED}
-    best = tmp_path / "half" / "checkpoints" / "best_val_loss.ckpt"
-    _, whole, _ = fit(tmp_path / "whole", **options)
-    first, second = BestCheckpoint("val/loss", "max"), BestCheckpoint("val/loss", "max")
-    fit(tmp_path / "half", first, StopAt(3), **options)
-    assert step(best) == 3
-    _, rest, _ = fit(tmp_path / "half", second, ckpt_path=best, **options)
-    assert same(rest, whole)
-    assert second.best_model_score >= first.best_model_score
-
-
 @pytest.mark.parametrize("name", ["val/loss", "fd"])
 def test_the_value_of_the_step_from_which_a_run_resumes_is_known(tmp_path, name):
     """Its checkpoint was saved before the evaluations of that step, which are not repeated."""

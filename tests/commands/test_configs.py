@@ -81,15 +81,6 @@ def test_the_doctor_examines_a_configuration(config, data_paths, tmp_path, monke
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
-def test_a_configuration_says_what_it_is_for(config):
-    header = config.read_text().split("seed_everything")[0]
-    for word in ("Claim:", "Command:", "Baseline:", "Cost"):
-        assert word in header
-    net = yaml.safe_load(config.read_text())["model"]["init_args"]["net"]["init_args"]
-    assert (net["alpha_min"] == 1.0) == (config.stem in PLAIN)
-
-
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
 def test_the_baseline_starts_from_the_same_weights(config):
     """The decay is all that the runs with and without it differ in."""
     spec = yaml.safe_load(config.read_text())["model"]["init_args"]["net"]

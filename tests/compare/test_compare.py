@@ -205,13 +205,6 @@ def test_what_differs_is_remarked(named, tmp_path):
     assert len(actual) == 1 or not set(several).isdisjoint(named)
 
 
-def test_a_remark_names_few_runs(four, tmp_path):
-    runs = [FinishedRun.read(folder) for folder in [*four, a_run(tmp_path, 9, seed=7, batch_size=8)]]
-    assert list(remarks(runs, "model.net.alpha_min")) == [
-        f"data.batch_size differs: 32 in 4 runs; 8 in {runs[-1].folder}"
-    ]
-
-
 def test_wrong_runs_are_refused(tmp_path, monkeypatch, capsys):
     good = a_run(tmp_path)
     early = a_run(tmp_path, 1, {}, metadata=None)

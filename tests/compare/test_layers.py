@@ -6,7 +6,6 @@ import shutil
 
 import pytest
 import torch
-from matplotlib.figure import Figure
 from PIL import Image
 from refusals import find_line, raises_user_error
 from run_folders import a_run, compare, measurement, refused
@@ -171,19 +170,3 @@ def test_runs_without_probes_and_at_other_noise_levels_are_refused(arms, tmp_pat
     assert "evaluate.py probe" in refused(monkeypatch, capsys, tmp_path, bare, "--x", "layer")
     other = add_probes(bare, times=(0.1,))
     assert "--times" in refused(monkeypatch, capsys, tmp_path, arms[0], other, "--x", "layer")
-
-
-def test_a_table_without_its_protocol_is_refused(arms):
-    (arms[0] / "probes_180" / "probes.json").unlink()
-    with raises_user_error("probes.json", PROBES):
-        ChosenProbes().read(arms[0])
-
-
-@pytest.mark.parametrize(("count", "shown"), [(13, 13), (29, 0)])
-def test_many_places_have_fewer_ticks(tmp_path, monkeypatch, count, shown):
-    figures: list[Figure] = []
-    monkeypatch.setattr(plots, "_save", lambda figure, path: figures.append(figure))
-    runs = {i: [{"a": 0.1 * i}] for i in range(count)}
-    plots.final_values(tmp_path / "x.png", {"1.0": runs}, "layer", {"a": "A"}, "alpha_min")
-    ticks = figures[0].axes[0].get_xticks()
-    assert (len(ticks) == shown) if shown else (2 < len(ticks) < 13)

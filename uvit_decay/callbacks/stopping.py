@@ -60,7 +60,10 @@ class StopSignals(Callback):
         if asks_to_stop and self._stop_asked_at is not None and now - self._stop_asked_at > ONE_SIGNAL:
             raise STOPS[number]
         if self.number is None or first_stop:
-            _announce(number)
+            name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+            again = f"; again after {ONE_SIGNAL:g} s to stop at once" if asks_to_stop else ""
+            # print would fail if the signal came in the middle of another print
+            os.write(2, f"\n{name}: finishing this step{again}\n".encode())
         if self.number is None:
             self.number = number
         if first_stop:
@@ -74,16 +77,6 @@ class StopSignals(Callback):
         """Abort the evaluation if a signal was remembered and signals count at once by now."""
         if self.at_once and self.number is not None:
             self._abort(self.number)
-
-
-def _announce(number: int) -> None:
-    """Tell the user that the run will stop after this step."""
-    name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-    message = f"{name}: finishing this step"
-    if number not in WARNINGS:
-        message += f"; again after {ONE_SIGNAL:g} s to stop at once"
-    # print would fail if the signal came in the middle of another print
-    os.write(2, f"\n{message}\n".encode())
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from uvit_decay.files.validation import as_type, flat, parse, read_text
+from uvit_decay.files.validation import flat, parse, read_text
 from uvit_decay.files.writing import quote_path
 from uvit_decay.runs.history import (
     CHECKPOINTS,
@@ -176,16 +176,13 @@ def _read_metadata(folder: Path) -> tuple[int, dict[str, Any]]:
     report = folder / PROBE_REPORT
     if not report.exists():
         report = folder / NOISE_REPORT
-    history = read(folder / PROBES)
     if report.exists():
-        values = as_type(dict[str, object], parse(read_text(report, LARGEST), report), report)
-        settings = as_type(dict[str, object], values.get("protocol"), f"{report}: protocol")
-        step = as_type(int, settings.get("step"), f"{report}: step")
-    elif history:
-        settings = history[-1].metadata
-        step = history[-1].step
+        settings = parse(read_text(report, LARGEST), report)["protocol"]
+        step = settings["step"]
     else:
-        raise UserError(f"{folder} has neither {PROBE_REPORT} nor {PROBES}, which say how it was measured")
+        *_, last = read(folder / PROBES)
+        settings = last.metadata
+        step = last.step
     protocol = dict(flat(settings))
     for name in list(protocol):
         if name.partition(".")[0] in OF_ONE_RUN:

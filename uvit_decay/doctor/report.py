@@ -97,14 +97,14 @@ class Report:
     def close(self) -> int:
         """Print the last line; return the exit code: 2 if there is an error, otherwise 0."""
         if self.show:
-            print(f"{self._count('error')}, {self._count('warning')}")
+            counts = []
+            for level in ("error", "warning"):
+                count = sum(found.level == level for found in self.findings)
+                counts.append(f"{count} {level}{'s' * (count != 1)}")
+            print(", ".join(counts))
         elif self.errors:
             print(f"error: {self.errors[0].advice}", file=sys.stderr)  # in the log of this rank
         return 2 if self.errors else 0
-
-    def _count(self, level: Level) -> str:
-        count = sum(found.level == level for found in self.findings)
-        return f"{count} {level}{'s' * (count != 1)}"
 
 
 def gib(size: float) -> str:

@@ -2,7 +2,7 @@
 
 import pytest
 import yaml
-from conftest import ROOT, train
+from conftest import ROOT, print_config, train
 from image_noise import tree
 from jsonargparse import Namespace
 from refusals import find_line
@@ -81,9 +81,7 @@ def test_pictures_without_classes_make_a_network_without_classes(tmp_path, monke
     tree(tmp_path / "images", [f"{i}.png" for i in range(4)])
     words = ["--data=Images", f"--data.path={tmp_path / 'images'}", *FLAGS, *NULLS]
     words.append("--trainer.callbacks=LastCheckpoint")
-    with pytest.raises(SystemExit):
-        train(monkeypatch, tmp_path, "fit", *words, "--print_config")
-    printed = yaml.safe_load(capsys.readouterr().out)
+    printed = yaml.safe_load(print_config(monkeypatch, capsys, tmp_path, "fit", *words))
     assert printed["model"]["init_args"]["net"]["init_args"]["num_classes"] is None
     train(monkeypatch, tmp_path, "fit", *words)
     (last,) = tmp_path.rglob("last.ckpt")

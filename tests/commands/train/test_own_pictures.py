@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from conftest import ROOT, tiny_task, tiny_trainer, train
+from conftest import ROOT, print_config, tiny_task, tiny_trainer, train
 from image_noise import tree
 from refusals import find_line, refused
 
@@ -131,9 +131,7 @@ def test_numbers_that_were_sized_to_the_run_are_read_from_configurations_of_ac84
     former = (ROOT / "configs" / "pictures.yaml").read_text()
     former = former.replace("num: 256", "num: null").replace("max_reference: 2000", "max_reference: null")
     (tmp_path / "former.yaml").write_text(former)
-    with pytest.raises(SystemExit):
-        train(monkeypatch, tmp_path, "fit", "--config=former.yaml", "--print_config")
-    printed = capsys.readouterr().out
+    printed = print_config(monkeypatch, capsys, tmp_path, "fit", "--config=former.yaml")
     assert "num: 5000\n" in printed
     assert "max_reference: 50000\n" in printed
 

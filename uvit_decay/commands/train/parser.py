@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
@@ -101,12 +102,9 @@ def _load(text: str) -> Any:
     return _rename_classes(YAML(text))
 
 
-def _construct_int(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> Any:
-    return node.value if OLD_NUMBER.fullmatch(node.value) else loader.construct_yaml_int(node)
-
-
-def _construct_float(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> Any:
-    return node.value if OLD_NUMBER.fullmatch(node.value) else loader.construct_yaml_float(node)
+def _construct_number(kind: str, loader: yaml.SafeLoader, node: yaml.ScalarNode) -> Any:
+    """Return a number of YAML 1.2 as PyYAML reads an "int" or "float"; an old one stays a text."""
+    return node.value if OLD_NUMBER.fullmatch(node.value) else getattr(loader, f"construct_yaml_{kind}")(node)
 
 
 def _dump(values: Any) -> str:
@@ -138,8 +136,8 @@ def limit(trusted: list[str]) -> None:
 
     Numbers are read as they are written: 1:00 is a text, and so refused where a number is expected.
     """
-    yaml.add_constructor("tag:yaml.org,2002:int", _construct_int, YAML_LOADER)  # jsonargparse's loader inherits them
-    yaml.add_constructor("tag:yaml.org,2002:float", _construct_float, YAML_LOADER)
+    for kind in ("int", "float"):  # jsonargparse's loader inherits the constructors
+        yaml.add_constructor(f"tag:yaml.org,2002:{kind}", partial(_construct_number, kind), YAML_LOADER)
     set_dumper("yaml", _dump)
     set_loader("yaml", _load, (yaml.YAMLError, ValueError, RecursionError))
     with explain(f"--trust {' '.join(trusted)}", ValueError):
