@@ -152,7 +152,7 @@ def test_a_network_of_no_official_family_is_refused(tmp_path):
     card = read_description(path)
     save_file(Mlp(2, 3).state_dict(), path, {"uvit_decay": json.dumps(card)})
     redescribe(path, net={"class_path": "uvit_decay.nn.block.Mlp", "init_args": {"dim": 2, "hidden": 3}})
-    with raises_user_error("Mlp", "UViT", "SiT", "MAE", "ViT", ".safetensors"):
+    with raises_user_error("Mlp", ".safetensors"):
         export_file(path, tmp_path / "official.pth")
 
 

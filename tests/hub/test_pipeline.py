@@ -124,7 +124,6 @@ def test_weights_of_half_the_size(tmp_path):
         ({"class_labels": [1.5]}, "class 1.5"),
         ({"class_labels": "eleven"}, "'eleven'"),
         ({"class_labels": [1, 2], "num_images": 3}, 2),
-        ({"class_labels": []}, "1 image"),
         ({"class_labels": [1], "generator": [seed_generator(0), seed_generator(1)]}, (2, "1 images")),
         ({"class_labels": [1], "output_type": "jpeg"}, "pil, np, pt, latent"),
         ({"class_labels": [1], "num_inference_steps": 0}, (1, 1000)),

@@ -21,7 +21,7 @@ from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.callbacks.summary import Summary
 from uvit_decay.doctor.environment import find_missing_weights, memory_limit
 from uvit_decay.doctor.report import Finding, Plan
-from uvit_decay.runs.counters import run_length
+from uvit_decay.runs.restore import run_length
 from uvit_decay.runtime.distributed import COMPARED, Processes
 from uvit_decay.runtime.random import subset
 from uvit_decay.tasks import Task

@@ -164,14 +164,8 @@ class DecayPipeline(DiffusionPipeline):
         if labels is not None and num_images not in (None, len(labels)):
             raise ValueError(f"num_images {num_images}: class_labels has a class for each of {len(labels)} images")
         if labels is not None:
-            count = len(labels)
-        elif num_images is not None:
-            count = num_images
-        else:
-            count = 1
-        if count < 1:
-            raise ValueError(f"there must be at least 1 image, got {count}")
-        return count
+            return len(labels)
+        return 1 if num_images is None else num_images
 
     def save_config(self, save_directory: str, push_to_hub: bool = False, **options: Any) -> None:
         """Write model_index.json and the files of Python that it names; the last step of `save_pretrained`."""

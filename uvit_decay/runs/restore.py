@@ -1,7 +1,8 @@
-"""Restoring a run from a checkpoint that Lightning is loading: its data are checked, its counters are replaced."""
+"""Restoring a run from a checkpoint that Lightning is loading: its data, its counters, and the length of the run."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -14,7 +15,6 @@ from uvit_decay.checkpoint.io import ModelCard
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.runs import history
 from uvit_decay.runs.compatibility import check, check_data, describe_changes
-from uvit_decay.runs.counters import run_length
 from uvit_decay.runs.folder import find_previous_run, run_folder
 from uvit_decay.runs.history import HISTORIES, METRICS
 from uvit_decay.runs.lightning_private import count_global_batches, keep_rows, restore_counters
@@ -80,6 +80,33 @@ def _restore_position(contents: dict[str, Any], card: ModelCard, task: Resumable
         done = count_global_batches(contents)
     restore_counters(contents, trainer, done, epoch, data.micro_batches)
     return contents.get("images_seen", step * data.batch_size)
+
+
+def run_length(trainer: Trainer) -> tuple[int, float]:
+    """Return the optimizer steps of an epoch and of the whole run, which may be infinite.
+
+    Lightning's `estimated_stepping_batches` sets up the loader, and a resumed run would then not move it to the
+    place of its checkpoint. No loader is made here, which could move images to a GPU once more.
+    """
+    batches = trainer.datamodule.count_train_batches()
+    limit = trainer.limit_train_batches
+    batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+    epoch = math.ceil(batches / trainer.accumulate_grad_batches)
+    total: float = math.inf
+    if trainer.max_epochs not in (None, -1):
+        total = epoch * max(trainer.max_epochs, 1)
+    if trainer.max_steps != -1:
+        total = min(total, trainer.max_steps)
+    return epoch, total
+
+
+def log_short_run(trainer: Trainer) -> None:
+    """Let the trainer log the last step of a run that ends before --trainer.log_every_n_steps; to call in the fit."""
+    every = trainer.log_every_n_steps
+    total = trainer.estimated_stepping_batches  # -1 or infinite for a run without an end
+    step = trainer.global_step
+    if every > 0 and step < total < math.inf and total // every == step // every:
+        trainer.log_every_n_steps = int(total)
 
 
 def _check_cooldown(contents: dict[str, Any], task: Resumable, total: float) -> None:

@@ -48,8 +48,7 @@ from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.files.instantiate import Spec
 from uvit_decay.files.validation import check_compile
 from uvit_decay.nn.base import check_attributes
-from uvit_decay.runs.counters import log_short_run, run_length
-from uvit_decay.runs.restore import restore_run
+from uvit_decay.runs.restore import log_short_run, restore_run, run_length
 from uvit_decay.runs.resumable import Start
 from uvit_decay.runs.settings import Settings
 from uvit_decay.runtime.precision import check_training_precision

@@ -16,7 +16,7 @@ from uvit_decay.callbacks import LastCheckpoint
 from uvit_decay.data import Digits
 from uvit_decay.nn import ResNet
 from uvit_decay.runs.compatibility import check
-from uvit_decay.runs.counters import run_length
+from uvit_decay.runs.restore import run_length
 from uvit_decay.runtime import optimizers
 from uvit_decay.tasks import DiffusionTask
 from uvit_decay.tasks.optim.options import Optimization, find_hidden_matrices

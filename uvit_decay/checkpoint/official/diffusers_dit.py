@@ -55,7 +55,6 @@ EMBEDDERS = {  # repeated in each block, with equal values
     "norm1.emb.class_embedder.": "y_embedder.",
 }
 RANKS = {"weight": 2, "bias": 1}
-LARGEST = 256  # most patches per side for which positions are computed; published networks have 16 and 32
 BLOCKS = "transformer_blocks."
 POSITIONS = "pos_embed.pos_embed"
 NOTE = "it is the official network: diffusers' own embeds times at slightly other frequencies, and makes other images"
@@ -169,6 +168,6 @@ def _positions(loaded: StateDict, config: Mapping[str, Any]) -> Tensor:
         raise UserError(f"{loaded.where} holds no positions, and no {CONFIG} beside it has a sample_size")
     dim, _, patch, _ = loaded.shape("pos_embed.proj.weight", 4)
     size = as_type(int, config["sample_size"], "sample_size")
-    if size % patch or not 0 < size // patch <= LARGEST:
+    if size % patch:
         raise UserError(f"{loaded.where} has patches of {patch}, its {CONFIG} has sample_size {size}")
     return sincos_positions(size // patch, dim)[None]
