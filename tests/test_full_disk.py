@@ -12,7 +12,6 @@ import torch
 from conftest import ROOT
 from refusals import check_refusal, find_line, raises_user_error
 
-from uvit_decay import plots
 from uvit_decay.callbacks.last_checkpoint import AtomicCheckpointIO
 from uvit_decay.checkpoint.convert import export_file
 from uvit_decay.evaluation.feature_store import FeatureStore
@@ -49,7 +48,6 @@ WRITERS = {
     "grid.png": lambda path: save_image(path, labelled_grid(PICTURES, 2)),
     "samples.npz": lambda path: save_npz(path, [PICTURES], 2),
     "last.ckpt": lambda path: AtomicCheckpointIO().save_checkpoint(WEIGHTS, path),
-    "heat_map.png": lambda path: plots.heat_map(path, torch.eye(2), "ab", "cd", ("x", "y"), "title", (0, 0)),
     "report.html": lambda path: write_html(path, report()),
     "shard-0.safetensors": lambda path: save_tensors(path, WEIGHTS),
     "000000000.safetensors": store,

@@ -142,17 +142,6 @@ def test_an_official_folder_gives_its_step_and_either_weights(tmp_path, weights,
     assert load(tmp_path / "ours.safetensors").card.weights == "raw"
 
 
-@pytest.mark.parametrize("weights", ["ema", "raw"])
-def test_ours_to_official_to_ours_is_equal(trained, tmp_path, weights):
-    official, target = tmp_path / "official.pth", tmp_path / "back.safetensors"
-    export_file(trained, official, weights)
-    assert set(torch.load(official, weights_only=True)) == set(official_shapes(8, 2, 1, 16, 2, num_classes=10))
-    import_official(official, target, weights, ImportOptions(heads=2, alpha_min=0.7))
-    back, ours = load(target), load(trained, weights)
-    assert same(back.net.state_dict(), ours.net.state_dict())
-    assert (back.card.weights, back.card.class_names, back.path) == (weights, ours.card.class_names, ours.path)
-
-
 def test_the_folder_of_an_autoencoder_is_stored_whole(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "vae").mkdir()

@@ -73,7 +73,6 @@ def test_fine_tuned_files_of_published_sizes_need_no_word(size, count):
         ("mae_pretrain_vit_base_full.pth", None, True),
         ("mae_visualize_vit_base.pth", None, False),
         ("mae_visualize_vit_base.pth", True, True),
-        ("full.pth", False, False),
     ],
 )
 def test_targets_are_told_by_the_name_of_a_released_file_or_said(name, said, norm_pix):

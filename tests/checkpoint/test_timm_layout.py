@@ -3,20 +3,16 @@
 import pytest
 import timm
 import torch
-from conftest import same
-from mae_reference import BASE, SMALL, SMALL_VIT, STD, inputs, standardise
+from mae_reference import SMALL, SMALL_VIT, STD, inputs, standardise
 from official_files import TINY_ENCODER, import_and_load, our_encoder, ours
-from refusals import find_line, raises_user_error
+from refusals import raises_user_error
 from safetensors.torch import load_file
 
 from uvit_decay.checkpoint import load
-from uvit_decay.checkpoint.convert import export_file, import_official
+from uvit_decay.checkpoint.convert import export_file
 from uvit_decay.checkpoint.official.mae import LICENCE
-from uvit_decay.checkpoint.official.timm import python_lines
-from uvit_decay.checkpoint.options import ImportOptions
 from uvit_decay.commands.convert import main
 from uvit_decay.nn import MAE, ViT
-from uvit_decay.nn.sizes import VIT_SIZES
 
 DECAYED = dict(wiring="decayed", alpha_min=0.6)
 CASES = {
@@ -24,16 +20,10 @@ CASES = {
     "decayed": (MAE, SMALL | DECAYED),
     "cosine-mlp": (MAE, SMALL | DECAYED | dict(schedule="cosine", branches="mlp")),
     "block-v2": (MAE, SMALL | DECAYED | dict(granularity="block", index="v2")),
-    "constant": (MAE, SMALL | dict(schedule="constant")),
     "patch-4": (MAE, SMALL | dict(patch_size=4, channels=1, pixels="unit")),
-    "encoder": (ViT, SMALL_VIT | dict(alpha_min=0.7)),
     "encoder-without-norm": (ViT, SMALL_VIT | dict(norm=False, alpha_min=0.7, mlp_ratio=2.0)),
-    "mean-encoder": (ViT, SMALL_VIT | dict(pool="mean")),
-    "classifier": (ViT, SMALL_VIT | dict(num_classes=5, alpha_min=0.7)),
-    "mean-classifier": (ViT, SMALL_VIT | dict(num_classes=5, pool="mean", alpha_min=0.7)),
     "probe": (ViT, SMALL_VIT | dict(num_classes=5, batch_norm=True, norm=False, alpha_min=0.7)),
     "rms": (ViT, SMALL_VIT | dict(num_classes=5, norm_type="rms", alpha_min=0.7)),
-    "qk-norm": (ViT, SMALL_VIT | dict(num_classes=5, pool="mean", qk_norm=True)),
     "qk-norm-rms": (MAE, SMALL | DECAYED | dict(qk_norm=True, norm_type="rms")),
     "probe-of-means": (ViT, SMALL_VIT | dict(num_classes=5, batch_norm=True, pool="mean")),
 }
@@ -71,17 +61,6 @@ def test_the_printed_lines_give_the_same_function_in_timm(tmp_path, kind, option
     assert std == (STD if net.config["pixels"] == "imagenet" else (0.5, 0.5, 0.5))
 
 
-def test_the_encoder_of_a_run_goes_to_timm_and_the_whole_to_the_authors_layout(encoder, tmp_path):
-    official, net, x = tmp_path / "official.pth", load(encoder).net, inputs(8, 1)[0]
-    model = built(export_file(encoder, tmp_path / "timm.pth", to="timm"))
-    with torch.no_grad():
-        assert torch.allclose(model(x), expected(net, x), atol=1e-6)
-    export_file(encoder, official)
-    hints = ImportOptions(heads=2, decoder_heads=2, alpha_min=0.7)
-    import_official(official, tmp_path / "back.safetensors", None, hints)
-    assert same(load(tmp_path / "back.safetensors").net.state_dict(), net.state_dict())
-
-
 def test_gradients_of_the_decayed_encoder_are_the_same_in_timm(tmp_path):
     path = our_encoder(tmp_path, MAE, **SMALL | DECAYED)
     net, model = load(path).net, built(export_file(path, tmp_path / "timm.safetensors", to="timm"))
@@ -91,21 +70,6 @@ def test_gradients_of_the_decayed_encoder_are_the_same_in_timm(tmp_path):
     for name, parameter in model.named_parameters():
         theirs = dict(net.named_parameters())[name].grad if name != "pos_embed" else parameter.grad
         assert torch.allclose(parameter.grad, theirs, rtol=0, atol=1e-5 * float(theirs.abs().max())), name
-
-
-@pytest.mark.parametrize(
-    ("size", "patch", "line"),
-    [
-        ("b", 16, "timm.create_model('vit_base_patch16_224.mae', checkpoint_path='a.pth', num_classes=0)"),
-        ("h", 14, "num_classes=0, patch_size=14, embed_dim=1280, depth=32, num_heads=16)"),
-    ],
-)
-def test_published_sizes_have_names_in_timm(size, patch, line, tmp_path):
-    with torch.device("meta"):
-        net = MAE(**BASE | VIT_SIZES[size] | dict(patch_size=patch))
-    words, _, last = python_lines(net, net.state_dict(), "a.pth").splitlines()
-    find_line(words, "ImageNet")
-    assert last.endswith(line)
 
 
 def test_the_command_line_names_the_decay_and_the_licence(tmp_path, capsys):

@@ -23,23 +23,13 @@ CHANGES: dict[str, tuple[Callable[[list[Path]], None], str]] = {  # of sorted pi
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def own(small_programs, tmp_path) -> Callable[[str], tuple[SmallPrograms, Path, Path]]:
-    """Programs with a copy of an input, that copy, and the original."""
-
-    def copied(name: str) -> tuple[SmallPrograms, Path, Path]:
-        original = small_programs.inputs[name]
-        copy = shutil.copytree(original, tmp_path / original.name)
-        return SmallPrograms(small_programs.launcher, {**small_programs.inputs, name: copy}), copy, original
-
-    return copied
-
-
 @pytest.mark.parametrize("change", CHANGES)
-def test_pictures_that_change_meanwhile_are_noticed(small_programs, own, tmp_path, change, exhaustive):
+def test_pictures_that_change_meanwhile_are_noticed(small_programs, tmp_path, change, exhaustive):
     if not exhaustive and change == "disappears":
         pytest.skip("with --exhaustive")
-    programs, pictures, original = own("digits")
+    original = small_programs.inputs["digits"]
+    pictures = shutil.copytree(original, tmp_path / original.name)
+    programs = SmallPrograms(small_programs.launcher, {**small_programs.inputs, "digits": pictures})
     name, out = "statistics", "stats.npz"
     expected, _ = small_programs.undisturbed(name, tmp_path / "undisturbed")
     at = Moment("FeatureStore.add", 2, 0)
@@ -55,24 +45,6 @@ def test_pictures_that_change_meanwhile_are_noticed(small_programs, own, tmp_pat
     again = programs.start(name, tmp_path / "a")
     assert again.wait() == 0, again.stderr
     assert contents(tmp_path / "a")[out] == expected[out]
-
-
-def test_a_picture_that_disappears_while_latents_are_made_is_named(small_programs, own, tmp_path):
-    programs, pictures, original = own("images")
-    expected, _ = small_programs.undisturbed("encode", tmp_path / "undisturbed")
-    at = Moment("write_shard", 2, 0)
-    program = programs.start("encode", tmp_path / "a", at=at, number=signal.SIGSTOP).stopped()
-    gone = max(pictures.rglob("*.png"))
-    gone.unlink()
-    program.send(signal.SIGCONT)
-    assert program.wait() == 2, program.stderr
-    assert program.last_line.startswith("error: ")
-    assert gone.name in program.last_line
-    shutil.copytree(original, pictures, dirs_exist_ok=True)
-    again = programs.start("encode", tmp_path / "a")
-    assert again.wait() == 0, again.stderr
-    shards = {name: data for name, data in expected.items() if "shard" in name}
-    assert shards.items() <= contents(tmp_path / "a").items()
 
 
 def test_pictures_that_disappear_in_training_are_one_line_and_the_run_goes_on(programs, image_dir, tmp_path):

@@ -1,4 +1,4 @@
-"""Odd circumstances: an output that nobody reads, caches that cannot be written, no POSIX."""
+"""Odd circumstances: an output that nobody reads, a shared cache, no POSIX."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import time
 from pathlib import Path
 
 import pytest
-from disks import PLENTY
 from programs import Moment
 from refusals import find_line
-from small_programs import COMMANDS, DIGITS, contents, skip_unless_tried
+from small_programs import COMMANDS, DIGITS, contents
 
 SURROUNDED = "tests/shared/surroundings.py"
 CODES = {"closed": 0, "no-reader": 141, "full-output": 2}
@@ -19,7 +18,6 @@ LINES = {
     "no-reader": "output",
     "full-output": ("error", "No space left on device"),
 }
-STORED = ("evaluate images", "evaluate a checkpoint", "statistics")
 pytestmark = pytest.mark.slow
 
 
@@ -33,29 +31,6 @@ def test_what_cannot_be_printed_costs_no_file(small_programs, tmp_path, circumst
         find_line([program.last_line], LINES[circumstance])
         assert "Traceback" not in program.stderr
         assert "Exception ignored" not in program.stderr
-
-
-@pytest.mark.parametrize("name", STORED)
-def test_a_cache_that_cannot_be_written_is_named(small_programs, disk, tmp_path, name, exhaustive):
-    skip_unless_tried(name, exhaustive, ["statistics"])
-    expected, _ = small_programs.undisturbed(name, tmp_path / "undisturbed")
-    cache, outputs = disk.folder / "cache", {path for path in expected if not path.startswith("cache")}
-
-    def check(environment: dict[str, str], reason: str) -> None:
-        program = small_programs.start(name, tmp_path / "a", environment=environment)
-        assert program.wait() == 2, program.stderr
-        find_line(program.last_line, "error:", reason)
-        assert not outputs & contents(tmp_path / "a").keys()
-
-    disk.forbid()
-    check({"XDG_CACHE_HOME": str(cache)}, "Read-only file system")
-    disk.leave(3)
-    check({"XDG_CACHE_HOME": str(cache)}, "No space left on device")
-    check({"XDG_CACHE_HOME": "/proc/nowhere"}, "/proc/nowhere")
-    disk.leave(PLENTY)
-    again = small_programs.start(name, tmp_path / "a", environment={"XDG_CACHE_HOME": str(cache)})
-    assert again.wait() == 0, again.stderr
-    assert {path: contents(tmp_path / "a")[path] for path in outputs} == {path: expected[path] for path in outputs}
 
 
 def test_two_evaluations_share_a_reference_and_a_killed_one_does_not_hold_it(small_programs, tmp_path):

@@ -17,7 +17,6 @@ from uvit_decay.files.download import verify
 from uvit_decay.files.tensor_files import load_pickle, load_tensors
 from uvit_decay.files.validation import read_json
 from uvit_decay.files.writing import check_content
-from uvit_decay.latents.autoencoder import Autoencoder
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:%s\nsize 12345\n" % (b"4d7a" * 16)
 FIRST_POINTER = POINTER.replace(b"git-lfs.github.com", b"hawser.github.com")
@@ -49,14 +48,6 @@ def test_every_reader_names_a_placeholder(tmp_path, name):
         path.write_bytes(content)
         with raises_user_error(name, fragments):
             READERS[name](path)
-
-
-def test_the_weights_of_an_autoencoder_may_be_a_pointer(vae, tmp_path):
-    (tmp_path / "config.json").write_bytes((vae / "config.json").read_bytes())
-    weights = tmp_path / "diffusion_pytorch_model.safetensors"
-    weights.write_bytes(POINTER)
-    with raises_user_error(weights, "git lfs pull"):
-        Autoencoder(str(tmp_path))
 
 
 @pytest.mark.parametrize("content", [FIRST_POINTER, *PAGES])

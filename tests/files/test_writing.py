@@ -20,18 +20,6 @@ def test_a_check_makes_missing_folders_and_leaves_nothing_else_behind(tmp_path, 
     assert set(tmp_path.rglob("*")) == (parents if folder else parents - {path})
 
 
-def test_a_check_follows_no_link_that_somebody_laid(tmp_path, monkeypatch):
-    victim, path = tmp_path / "victim", tmp_path / "out.png"
-    victim.write_bytes(b"precious")
-    (tmp_path / ".out.png.writable.partial").symlink_to(victim)
-    (tmp_path / ".out.png.00000000.partial").symlink_to(victim)
-    check_writable(path)
-    monkeypatch.setattr("secrets.token_hex", lambda size: "0" * 2 * size)
-    with raises_user_error("exists"):
-        check_writable(path)
-    assert victim.read_bytes() == b"precious"
-
-
 @pytest.mark.parametrize(
     ("name", "folder", "reason"),
     [

@@ -4,7 +4,7 @@ import itertools
 import pkgutil
 import re
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -175,17 +175,9 @@ def test_classes_have_names_and_wordnet_ids_words(latent_sit, tmp_path):
         pipeline("cassette player")
 
 
-def test_what_a_loaded_pipeline_saves_loads_again(digits, tmp_path):
-    pipeline = opened(digits)
-    pipeline.save_pretrained(tmp_path / "again")
-    again = opened(tmp_path / "again")
-    path = resolve_class_path_by_name(nn.Module, "UViT")
-    assert pkgutil.resolve_name(path) is UViT  # a configuration still means ours, not the class of the folder
-    pictures = [
-        stack_pictures(each(class_labels=[3, 1], generator=seed_generator(0)).images) for each in (pipeline, again)
-    ]
-    assert (pictures[0] == pictures[1]).all()
-    assert again.config.sampling == asdict(load(BUNDLED).card.sampling)
+def test_a_configuration_still_means_our_network_and_not_the_class_of_a_loaded_folder(digits):
+    opened(digits)
+    assert pkgutil.resolve_name(resolve_class_path_by_name(nn.Module, "UViT")) is UViT
 
 
 def test_a_folder_that_holds_anything_is_refused_and_left_alone(tmp_path):

@@ -129,17 +129,6 @@ def test_a_checkpoint_from_elsewhere_begins_a_run(copied, tmp_path, monkeypatch)
     assert trained_steps(tmp_path / "runs" / "other" / "version_0" / "metrics.csv") == list(range(13))
 
 
-def test_folders_of_earlier_versions_go_on_in_the_newest(copied, tmp_path, monkeypatch):
-    """They have a folder per launch, and no launches.jsonl."""
-    (copied / "launches.jsonl").unlink()
-    newest = shutil.copytree(copied, copied.parent / "version_1")
-    before = contents(copied)
-    fit(monkeypatch, tmp_path, 13)
-    assert contents(copied) == before
-    assert step(newest) == 13
-    assert [launch.step for launch in read_launches(newest)] == [12]
-
-
 HOLD = "import filelock, sys; lock = filelock.FileLock(sys.argv[1]); lock.acquire(); print(flush=True); input()"
 
 

@@ -57,7 +57,7 @@ class LaunchRecord:
 
 
 def read_launches(run: Path) -> list[LaunchRecord]:
-    """Return the launches of a run folder, the oldest first; none if an earlier version of uvit_decay wrote it."""
+    """Return the launches of a run folder, the oldest first; none if a script wrote it."""
     path = run / LAUNCHES
     if not path.exists():
         return []
