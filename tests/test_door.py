@@ -30,7 +30,7 @@ UNCHECKED = """
     compare.FinishedRun compare.find_option compare.group_by_options compare.markdown compare.remarks compare.rows
     compare.save_csv compare.save_curves compare.save_final_values compare.save_layers
     data.ImageSet data.InMemory
-    decay.Attached decay.DepthAttention decay.Kind decay.Shortcuts
+    decay.Attached decay.Connection decay.Kind decay.Plan decay.Shortcuts
     diffusion.Denoiser diffusion.GVP diffusion.Interpolant diffusion.Linear diffusion.NoisePath
     diffusion.SamplingProtocol diffusion.Times diffusion.VariancePreserving diffusion.trajectory
     doctor.Finding doctor.Plan doctor.Report

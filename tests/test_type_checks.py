@@ -15,7 +15,16 @@ from uvit_decay.terminal.errors import UserError
 
 SUBPACKAGES = ("decay", "nn", "diffusion", "metrics", "encoders", "evaluation", "representations")
 INNER_LOOPS = {
-    *("decay.schedule", "nn.base", "nn.block", "nn.embed", "nn.inputs"),
+    *(
+        "decay.connection",
+        "decay.schedule",
+        "decay.streams",
+        "decay.weights",
+        "nn.base",
+        "nn.block",
+        "nn.embed",
+        "nn.inputs",
+    ),
     *("diffusion.denoiser", "diffusion.ode", "diffusion.sde", "diffusion.dpm_solver"),
 }
 IMAGES, LABELS, THREE = torch.zeros(2, 3, 8, 8), torch.zeros(2, dtype=torch.int64), torch.zeros(3)

@@ -73,7 +73,7 @@ NETS = {"linear": dict(), **{name: dict(schedule=name, alpha_min=1.0) for name i
 def build_net(name):
     """Return a network of tokens that differ in what they read."""
     net = tiny_net(zero_init=False, **NETS[name])
-    for parameter in net.depth_attention.parameters() if net.depth_attention is not None else ():
+    for parameter in net.depth_attention.parameters() if hasattr(net, "depth_attention") else ():
         torch.nn.init.normal_(parameter)
     return net
 

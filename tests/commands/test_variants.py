@@ -20,7 +20,7 @@ from small_programs import skip_unless_tried
 from small_teacher import save_teacher
 
 from uvit_decay.__main__ import main
-from uvit_decay.decay import DEPTH_ATTENTION
+from uvit_decay.decay import SHORTCUTS
 from uvit_decay.runs import history
 
 TINY = ["--config=small.yaml", "--model.net.dim=16", "--model.net.depth=2", "--data.batch_size=16"]
@@ -33,7 +33,8 @@ VARIANTS = {
     "stream": ["--model.net.skip_scale=stream", "--model.net.schedule=gain", "--model.net.alpha_min=0.7"],
 }
 VARIANTS["stream"] += ["--model.net.output_skip=learned"]
-VARIANTS |= {name: [f"--model.net.schedule={name}", "--model.net.alpha_min=1"] for name in DEPTH_ATTENTION}
+CONNECTIONS = [name for name, kind in SHORTCUTS.items() if not kind.numbers]
+VARIANTS |= {name: [f"--model.net.schedule={name}", "--model.net.alpha_min=1"] for name in CONNECTIONS}
 LOSSES = ("layersync", "dispersive16", "repa")
 SOME = ("layersync", "dispersive16", "repa", "stream", "attnres")
 pytestmark = pytest.mark.slow
@@ -119,5 +120,5 @@ def test_it_is_probed_and_compared(variant, monkeypatch, capsys):
     by = "model.net.schedule"
     evaluate(monkeypatch, folder, "compare", run_folder(folder, 0), run_folder(folder, 1), "--by", by)
     shown = capsys.readouterr().out
-    expected = name if name in DEPTH_ATTENTION else "gain" if name == "stream" else "linear"
+    expected = name if name in CONNECTIONS else "gain" if name == "stream" else "linear"
     assert shown.splitlines()[2].startswith(f"| {expected} | 2 |")

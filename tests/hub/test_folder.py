@@ -32,7 +32,7 @@ from torch import nn
 from uvit_decay.checkpoint import load
 from uvit_decay.checkpoint.io import WEIGHTS
 from uvit_decay.commands.convert import main
-from uvit_decay.decay import DEPTH_ATTENTION, SHORTCUTS
+from uvit_decay.decay import SHORTCUTS
 from uvit_decay.diffusion.noise_path import VP, DDPMLinear
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.hub.folder import UNFINISHED, build_pipeline
@@ -149,8 +149,8 @@ def each_of_the_tables():
     yield {"output_skip": "learned"}
     others = itertools.cycle((0.5, *(scale for scale in SKIP_SCALES if scale != "stream")))
     scales = {"gain": "stream", "constant-branch": "stream:0.8"}
-    for name in (*SHORTCUTS, *DEPTH_ATTENTION):
-        falls = name in SHORTCUTS and SHORTCUTS[name].falls
+    for name, kind in SHORTCUTS.items():
+        falls = kind.falls
         yield {"schedule": name, "alpha_min": 0.7 if falls else 1.0, "skip_scale": scales.get(name) or next(others)}
 
 

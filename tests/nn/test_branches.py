@@ -7,8 +7,8 @@ from torch import nn
 
 from uvit_decay.callbacks.branches import BranchTerms
 from uvit_decay.decay import decayed_add
-from uvit_decay.nn import ResNet, block
-from uvit_decay.nn.depth_attention import Sources
+from uvit_decay.decay.depth_attention import Sources
+from uvit_decay.nn import ResNet
 
 
 def rms(x):
@@ -26,7 +26,7 @@ def test_norms_are_those_of_the_terms_of_each_sum(kind, options, monkeypatch):
         terms.append((rms(x), rms(beta * f)))
         return decayed_add(x, f, alpha, beta)
 
-    monkeypatch.setattr(block, "decayed_add", noted)
+    monkeypatch.setattr("uvit_decay.decay.weights.decayed_add", noted)
     observed = BranchTerms(net)
     hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in net.modules())
     observed.start()
@@ -47,7 +47,7 @@ def test_attention_over_depth_has_the_norms_of_what_branches_read_and_write(kind
 
     def noted(sources, output):
         written.append(rms(output))
-        add(sources, output)
+        return add(sources, output)
 
     monkeypatch.setattr(Sources, "add_branch", noted)
     for decayed in net.find_decayed_blocks().values():
@@ -59,7 +59,7 @@ def test_attention_over_depth_has_the_norms_of_what_branches_read_and_write(kind
     observed.stop()
     assert observed.f == pytest.approx(written)
     assert observed.x == pytest.approx(read)
-    assert net.depth_attention.measured is None
+    assert not any(module._forward_hooks for module in net.depth_attention.modules())
 
 
 def test_a_resnet_is_refused():

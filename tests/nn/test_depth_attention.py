@@ -1,7 +1,6 @@
 """Attention over depth: values against the equations, identities, gradients, and what refuses it."""
 
 import copy
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,22 +9,27 @@ from networks import CONCAT_SIT, DECAYED_SIT, MASKED, SIT, UVIT, VIT, blocks_of
 from torch import nn
 from torch.autograd import gradcheck
 
-from uvit_decay.decay import DEPTH_ATTENTION, DepthAttention, attach, mixing_matrix, shortcuts
+from uvit_decay.decay import SHORTCUTS, Plan, attach, mixing_matrix, shortcuts
+from uvit_decay.decay.depth_attention import SHARED, DepthReader, Routing, Sources
 from uvit_decay.files.instantiate import Spec, build
 from uvit_decay.nn import MAE, ResNet, ViT
 from uvit_decay.nn.block import AdaLNBlock
-from uvit_decay.nn.depth_attention import DepthReader, Sources
 from uvit_decay.terminal.errors import UserError
 
 BRANCHES, DIM = 6, 5
 DENOISERS = (UVIT, SIT, DECAYED_SIT, CONCAT_SIT)
 KINDS = (*DENOISERS, MASKED, VIT)
-each_schedule = pytest.mark.parametrize("schedule", DEPTH_ATTENTION)
+PLAN = Plan((0.0,) * BRANCHES, width=DIM)
+ROUTINGS = {}  # by the name of the schedule
+for name, entry in SHORTCUTS.items():
+    if name.startswith(("attnres", "dar")):
+        ROUTINGS[name] = entry.build(PLAN)[0].shared[SHARED].kind
+each_schedule = pytest.mark.parametrize("schedule", ROUTINGS)
 
 
 def fitting(kind):
     """Return the schedules of a network: those with time need a denoiser."""
-    return [name for name, entry in DEPTH_ATTENTION.items() if kind in DENOISERS or not entry.time]
+    return [name for name, routing in ROUTINGS.items() if kind in DENOISERS or not routing.time]
 
 
 EVERY = [(kind, schedule) for kind in KINDS for schedule in fitting(kind)]
@@ -47,9 +51,9 @@ def values(branches=BRANCHES):
 
 def states(found, outputs, time=None):
     """Return the inputs of all readers but the first, given the embeddings and the outputs of branches."""
-    sources, rows = Sources(found.kind, outputs[0], len(outputs) - 1), []
+    sources, rows = Sources.of(found.kind, outputs[0], len(outputs) - 1), []
     for output in outputs[1:]:
-        sources.add_branch(output)
+        sources = sources.add_branch(output)
         rows.append(found(sources, time))
     return torch.stack(rows)
 
@@ -69,7 +73,7 @@ def seen_by(kind, reader, v):
 @pytest.mark.parametrize("branches", [BRANCHES, 8])  # the last group is incomplete, or complete
 @each_schedule
 def test_readers_compute_the_equations(schedule, branches):
-    kind, v, time = DEPTH_ATTENTION[schedule], values(branches), torch.randn(2, DIM, dtype=torch.float64)
+    kind, v, time = ROUTINGS[schedule], values(branches), torch.randn(2, DIM, dtype=torch.float64)
     found = reader(kind, 0.7, branches)
     for i, row in enumerate(states(found, v, time if kind.time else None)):
         query = found.queries[i]
@@ -83,7 +87,7 @@ def test_readers_compute_the_equations(schedule, branches):
 
 @each_schedule
 def test_queries_of_zero_and_equal_logits_give_the_mean_of_the_sources(schedule):
-    kind, v = DEPTH_ATTENTION[schedule], values()
+    kind, v = ROUTINGS[schedule], values()
     time = torch.ones(2, DIM, dtype=torch.float64)
     start = DepthReader(kind, BRANCHES, DIM).double()
     for i, row in enumerate(states(start, v, time if kind.time else None)):
@@ -96,14 +100,14 @@ def test_queries_of_zero_and_equal_logits_give_the_mean_of_the_sources(schedule)
 
 @pytest.mark.parametrize("sums", [False, True])
 def test_groups_of_one_are_the_full_form(sums):
-    one = DepthAttention("", "", group=1, sums=sums)
-    full = DepthAttention("", "", group=10**6, sums=False)  # a single group, all outputs of which are seen
+    one = Routing(group=1, sums=sums)
+    full = Routing(group=10**6, sums=False)  # a single group, all outputs of which are seen
     torch.testing.assert_close(states(reader(one, 0.7), values()), states(reader(full, 0.7), values()))
 
 
 @each_schedule
 def test_gradients_are_those_of_finite_differences(schedule):
-    kind = DEPTH_ATTENTION[schedule]
+    kind = ROUTINGS[schedule]
     found = reader(kind, 0.5)
     time = torch.randn(2, DIM, dtype=torch.float64) if kind.time else None
     parameters = list(found.parameters())
@@ -202,7 +206,7 @@ def test_what_does_not_fit_is_one_line(schedule):
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True)
     with pytest.raises(UserError, match=schedule):
         attach(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), 1.0, schedule)
-    with pytest.raises(UserError, match="batch"):
+    with pytest.raises(UserError, match=schedule):
         mixing_matrix(shortcuts(2, 1.0, schedule))
 
 
@@ -210,9 +214,3 @@ def test_a_network_without_time_refuses_queries_of_time():
     for make in (lambda: ViT(16, 4, 3, 16, 2, 2, schedule="dar-t"), lambda: MAE(**SMALL_MAE, schedule="dar-t")):
         with pytest.raises(UserError, match="dar-t"):
             make()
-
-
-def test_the_documentation_lists_the_table():
-    text = (Path(__file__).parents[2] / "docs" / "shortcuts.md").read_text()
-    for name, entry in DEPTH_ATTENTION.items():
-        assert f"| `{name}` | {entry.formula} | queries | no | {entry.source} |" in text

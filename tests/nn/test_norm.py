@@ -9,8 +9,9 @@ from networks import DECAYED_SIT, UVIT, each_kind
 from reference import random_values
 from torch.nn import functional
 
+from uvit_decay.decay.weights import Weighted, weighted
 from uvit_decay.nn import MAE, ViT
-from uvit_decay.nn.block import PLAIN, AdaLNBlock, Attention, Block
+from uvit_decay.nn.block import AdaLNBlock, Attention, Block
 from uvit_decay.tasks.optim.options import Optimization
 
 both_types = pytest.mark.parametrize("norm_type", ["layer", "rms"])
@@ -58,7 +59,8 @@ def test_a_block_of_u_vit_is_its_formula(norm_type):
     assert ("norm1.bias" in w) == ("attn.q_norm.bias" in w) == (norm_type == "layer")
     h = 0.9 * x + attended(normed(x, w, "norm1", norm_type, 1e-5), w, 3, norm_type, 1e-5)
     h = 0.8 * h + mlp(normed(h, w, "norm2", norm_type, 1e-5), w)
-    torch.testing.assert_close(block(x, None, (0.9, 0.8)), h, rtol=0, atol=1e-12)
+    block.connections = tuple(Weighted(weighted([0.9, 0.8]), branch) for branch in (0, 1))
+    torch.testing.assert_close(block(x), h, rtol=0, atol=1e-12)
 
 
 @both_types
@@ -71,7 +73,8 @@ def test_a_block_of_sit_is_its_formula(norm_type):
     f = attended(normed(x, {}, "", norm_type, 1e-6) * (1 + scale1) + shift1, w, 3, norm_type, 1e-6)
     h = 0.9 * x + gate1 * f
     h = 0.8 * h + gate2 * mlp(normed(h, {}, "", norm_type, 1e-6) * (1 + scale2) + shift2, w, "tanh")
-    torch.testing.assert_close(block(x, None, c, (0.9, 0.8), PLAIN, PLAIN), h, rtol=0, atol=1e-12)
+    block.connections = tuple(Weighted(weighted([0.9, 0.8]), branch) for branch in (0, 1))
+    torch.testing.assert_close(block(x, c), h, rtol=0, atol=1e-12)
 
 
 def networks(**options):

@@ -18,12 +18,10 @@ from torch.optim import Optimizer
 
 from uvit_decay.callbacks.periodic import record
 from uvit_decay.decay import mixing_matrix
-from uvit_decay.decay.mixing import Merge
-from uvit_decay.decay.schedule import branch_weights
+from uvit_decay.decay.mixing import Merge, MixingSums, mixing_of
 from uvit_decay.files.writing import replacing
 from uvit_decay.nn.base import DecayedNet
 from uvit_decay.nn.block import AdaLNBlock, Block
-from uvit_decay.nn.depth_attention import MixingSums, Sources, mixing_of
 from uvit_decay.plots import heat_maps
 from uvit_decay.runs import history
 from uvit_decay.runs.folder import run_folder
@@ -60,14 +58,14 @@ class BranchTerms:
     #     hook of the block (_leave)           the output of the block: branch 2 i + 1 has ended
     #
     # The end of a block is taken from its output and not from the next block, because a long skip may be merged between
-    # them. Attention over depth keeps the outputs of the branches apart: its hook (_read) takes them from there.
+    # them. Connections that are not numbers get the outputs of the branches: hooks (_write) take them there.
 
     def __init__(self, net: DecayedNet) -> None:
         self.net = net
         self.blocks = net.find_decayed_blocks()
         if not all(isinstance(block, Block | AdaLNBlock) for block in self.blocks.values()):
             raise UserError(f"a {type(net).__name__} has branches without norms: remove BranchNorms from the callbacks")
-        self._handles: list[torch.utils.hooks.RemovableHandle] = []
+        self._handles: list[torch.utils.hooks.RemovableHandle | MixingSums] = []
         self._reset()
 
     @property
@@ -109,17 +107,20 @@ class BranchTerms:
         if self._handles:
             return
         self._reset()
-        reader = self.net.depth_attention
-        if reader is not None:
-            reader.measured = self._mixing = MixingSums(reader.branches, len(self.net.merges))
-            self._handles.append(reader.register_forward_hook(self._read))
+        if hasattr(self.net, "depth_attention"):
+            self._mixing = MixingSums(self.net.depth_attention, len(self.net.merges))
+            self._handles.append(self._mixing)
+        has_numbers = self.net.shortcuts.build is None
+        if not has_numbers:
+            for k, connection in enumerate(self.net.connections):
+                self._handles.append(connection.register_forward_hook(partial(self._write, k)))
         for i, block in enumerate(self.blocks.values()):
             first, second = 2 * i, 2 * i + 1
             self._handles += [
                 block.norm1.register_forward_pre_hook(partial(self._enter, first)),
                 block.norm2.register_forward_pre_hook(partial(self._enter, second)),
             ]
-            if reader is None:
+            if has_numbers:
                 self._handles.append(block.register_forward_hook(partial(self._leave, second)))
         for part in self._parts:
             part._graph = part._compiled_call_impl  # of torch.compile, which ignores new hooks; `stop` puts it back
@@ -130,8 +131,6 @@ class BranchTerms:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        if self.net.depth_attention is not None:
-            self.net.depth_attention.measured = None
         for part in self._parts:
             part._compiled_call_impl = part.__dict__.pop("_graph", part._compiled_call_impl)
 
@@ -143,7 +142,7 @@ class BranchTerms:
     def _enter(self, k: int, norm: nn.Module, args: Sequence[Tensor]) -> None:
         x = args[0].detach()
         self._add(0, k, x)
-        if self.net.depth_attention is not None:
+        if self.net.shortcuts.build is not None:
             return
         if k % 2:  # an MLP: the attention of its block has ended
             self._end(k - 1, x)
@@ -156,13 +155,12 @@ class BranchTerms:
             matrix = mixing_matrix(self.net)  # here the weights are whole, even if they are sharded
             self._mixing = torch.nn.functional.pad(matrix, (0, 1), value=1.0)
 
-    def _read(self, reader: nn.Module, args: Sequence[Any], state: Tensor) -> None:
-        sources: Sources = args[0]
-        if sources.newest is not None:
-            self._add(1, sources.written - 1, sources.newest.detach())
+    def _write(self, k: int, connection: nn.Module, args: Sequence[Any], state: object) -> None:
+        _, output, keep = args
+        self._add(1, k, output.detach() if keep is None else output.detach() * keep)
 
     def _end(self, k: int, x: Tensor) -> None:
-        alpha = branch_weights(self.net, self.net.shortcuts, k).alpha
+        alpha = self.net.connections[k].weights().alpha
         self._add(1, k, x - alpha * self._state)
 
     @torch.no_grad()

@@ -268,7 +268,7 @@ def official_state(net: nn.Module, state: Mapping[str, Tensor], where: Path) -> 
     family = _find_family(net, where)
     listed = not isinstance(net.config["schedule"], str)
     extras = {  # what no official layout has
-        "schedule": listed or net.shortcuts.learned or net.shortcuts.recorded != ("alphas",),
+        "schedule": listed or not net.shortcuts.fixed or net.shortcuts.recorded != ("alphas",),
         "skip_scale": net.long_skips is not None,
         "output_skip": net.output_skip is not None,
         "qk_norm": net.config["qk_norm"],

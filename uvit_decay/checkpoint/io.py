@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from uvit_decay.checkpoint.detect import KEY, ThirdParty, looks_like
 from uvit_decay.checkpoint.options import Weights
-from uvit_decay.decay.table import DEPTH_ATTENTION, SHORTCUTS
+from uvit_decay.decay.table import SHORTCUTS
 from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.diffusion.prediction import Prediction, Weighting
 from uvit_decay.diffusion.samplers import SAMPLERS
@@ -211,7 +211,7 @@ class StoredModel:
         """
         spec = self.card.net
         if spec.is_from(HOME):
-            _check_known("schedule", spec.init_args.get("schedule"), [*SHORTCUTS, *DEPTH_ATTENTION], self.where)
+            _check_known("schedule", spec.init_args.get("schedule"), SHORTCUTS, self.where)
         with torch.device("meta" if spec.is_from(HOME) else "cpu"):
             net = build(spec, nn.Module, HOME, trusted)
         if problem := mismatch(net, self.state):

@@ -5,30 +5,31 @@ from typing import Any
 # Imported at once: `attach` is a function and its module, and the later import of the module would hide the function.
 from uvit_decay.decay.attach import Attached, attach
 from uvit_decay.decay.blocks import Gated, Single
+from uvit_decay.decay.connection import Connection, Plan
 from uvit_decay.decay.mixing import Merge, mixing_matrix
 from uvit_decay.decay.schedule import (
     Branches,
     Granularity,
     Index,
     alpha_min_for,
-    decayed_add,
     effective_decay,
     schedule_type,
     shortcuts,
 )
-from uvit_decay.decay.table import DEPTH_ATTENTION, SHORTCUTS, DepthAttention, Kind, Shortcuts, Weights, weighted
+from uvit_decay.decay.table import SHORTCUTS, Kind
+from uvit_decay.decay.weights import Shortcuts, Weights, decayed_add, weighted
 
 __all__ = [
-    "DEPTH_ATTENTION",
     "SHORTCUTS",
     "Attached",
     "Branches",
-    "DepthAttention",
+    "Connection",
     "Gated",
     "Granularity",
     "Index",
     "Kind",
     "Merge",
+    "Plan",
     "Schedule",
     "Shortcuts",
     "Single",

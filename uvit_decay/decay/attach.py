@@ -19,11 +19,9 @@ from uvit_decay.decay.schedule import (
     Granularity,
     Index,
     Schedule,
-    branch_weights,
-    register_weights,
     shortcuts,
 )
-from uvit_decay.decay.table import Shortcuts, Weights
+from uvit_decay.decay.weights import Shortcuts, Weights
 from uvit_decay.terminal.errors import UserError
 from uvit_decay.terminal.typed import Bounds, check_types
 
@@ -44,12 +42,13 @@ class Attached(nn.Module):
         self.shortcuts = weights
         self.hooked: list[HookedBranches] = []
         self.order: ExecutionOrder | None = None  # of branches whose names the user gave
-        register_weights(self, weights, dim, persistent=False)
+        weights.register(self, dim, persistent=False)
+        self.connections = nn.ModuleList(weights.connections(self, dim))
         self.to(device)
 
     def weights(self, k: int) -> Weights:
         """Return the weights of branch k."""
-        return branch_weights(self, self.shortcuts, k)
+        return self.connections[k].weights()
 
     def remove(self) -> None:
         """Remove all hooks; the model then computes exactly the same as before `attach`."""
@@ -128,8 +127,7 @@ def attach(
     if count % per_block:
         raise UserError(f"branches come in twos, attention and MLP, got {count}; see `pairs` of decay.attach")
     weights = shortcuts(count // per_block, alpha_min, schedule, granularity, index, branches, per_block)
-    if weights.depth is not None:
-        raise UserError(f"the schedule {schedule!r} has no shortcuts to attach; use the networks of uvit_decay.nn")
+    weights.check_numbers("decay.attach")
     if weights.per_channel and dim is None:
         raise UserError(f"the schedule {schedule!r} learns a weight for each channel; give their number, `dim`")
     for group, first, last in _numbered(groups):

@@ -25,8 +25,7 @@ from os.path import commonprefix
 import torch
 from torch import Tensor, nn
 
-from uvit_decay.decay.schedule import decayed_add
-from uvit_decay.decay.table import Weights
+from uvit_decay.decay.weights import Weights, decayed_add
 from uvit_decay.terminal.errors import UserError
 
 WeightsOf = Callable[[int], Weights]  # the weights of branch k

@@ -13,15 +13,16 @@ it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from inspect import signature
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from uvit_decay.decay.schedule import branch_weights
-from uvit_decay.decay.table import Shortcuts, Weights
+from uvit_decay.decay.connection import Connection
+from uvit_decay.decay.weights import Shortcuts, Weights
 from uvit_decay.terminal.errors import UserError, explain
 from uvit_decay.terminal.typed import check_types
 
@@ -35,12 +36,13 @@ class Merge(NamedTuple):
 
 @runtime_checkable
 class HasShortcuts(Protocol):
-    """Module with the weights of its residual branches, see `decay.register_weights`.
+    """Module with the connections of its residual branches and, perhaps, one more for its output.
 
     `merges` are the merges of long skips into the decayed stream, in execution order.
     """
 
     shortcuts: Shortcuts
+    connections: Sequence[Connection]
     merges: tuple[Merge, ...]
 
 
@@ -58,18 +60,18 @@ def mixing_matrix(of: Shortcuts | nn.Module, *inputs: Tensor) -> Float[Tensor, "
         inputs: the arguments of the network's forward pass, only for attention over depth.
     """
     if isinstance(of, Shortcuts):
-        if of.depth is not None:
-            raise UserError("attention over depth has a mixing matrix only on a batch; give a network and its inputs")
+        of.check_numbers("only a network and a batch of inputs have a mixing matrix")
         numbers = zip(of.alphas, of.betas, of.scales, strict=True)
         return _multiply_out([Weights(*weights) for weights in numbers], ())
     if not isinstance(of, HasShortcuts):
         kind = type(of).__name__
         raise UserError(f"cannot compute a mixing matrix of a {kind}: it has no shortcuts; give a network or shortcuts")
-    if of.shortcuts.depth is not None:
+    if hasattr(of, "depth_attention"):
         with explain(f"attention over depth needs `inputs`, the arguments of the {type(of).__name__}", TypeError):
             signature(of.forward).bind(*inputs)
-        return of.measure_mixing(*inputs)
-    current = [branch_weights(of, of.shortcuts, k) for k in range(len(of.shortcuts.alphas))]
+        return measure_mixing(of, inputs, len(of.merges))
+    of.shortcuts.check_numbers("the mixing matrix")
+    current = [connection.weights() for connection in of.connections[: len(of.shortcuts.alphas)]]
     return _multiply_out(current, of.merges)
 
 
@@ -99,3 +101,76 @@ def _mean(weight: float | Tensor) -> float:
     if isinstance(weight, Tensor):
         return float(weight.detach().double().mean())
     return weight
+
+
+class MixingSums:
+    """Sums of the weights of all readers over the tokens of several forward passes, on the device of the network.
+
+    A branch behind the merge of a long skip is read twice, before and after it; the reading after it is the branch's.
+
+    Args:
+        reader: `uvit_decay.decay.depth_attention.DepthReader`, whose queries get hooks until `remove`.
+        merges: number of long skips.
+    """
+
+    def __init__(self, reader: nn.Module, merges: int) -> None:
+        self.branches = reader.branches
+        self.merges = merges
+        self._totals: dict[tuple[int, int], Tensor] = {}  # by number of branches and of merges before the reader
+        self._columns: dict[tuple[int, int], list[tuple[int, ...]]] = {}
+        self._tokens: dict[tuple[int, int], int] = {}
+        self._handles = []
+        for written, query in enumerate(reader.queries, start=1):
+            self._handles.append(query.register_forward_hook(partial(self._add, written)))
+
+    def remove(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+
+    @torch.no_grad()
+    def _add(self, written: int, query: nn.Module, args: tuple[Tensor, Sequence[Any]], h: Tensor) -> None:
+        """Add the weights with which the reader after `written` branches has seen its sources (hook of its query)."""
+        weights, seen = args
+        merged = 0
+        for source in seen:
+            merged += source.columns[0] > self.branches
+        key = written, merged
+        total = weights.detach().sum(dim=(0, 1))
+        if key in self._totals:
+            total = self._totals[key] + total
+        self._totals[key] = total
+        self._columns[key] = [source.columns for source in seen]
+        self._tokens[key] = self._tokens.get(key, 0) + weights.shape[0] * weights.shape[1]
+
+    def sums(self) -> Float[Tensor, "rows columns"]:
+        """Return the sums of the rows of the mixing matrix and, in a last column, the numbers of tokens; float64.
+
+        The sums of several processes may be added; `mixing_of` turns sums into the matrix. Waits for the device.
+        """
+        found = torch.zeros(self.branches + 1, self.branches + self.merges + 2, dtype=torch.float64)
+        found[0, 0] = found[0, -1] = 1.0  # the first branch reads the embeddings alone
+        for written, merged in sorted(self._totals):
+            key = written, merged
+            row = torch.zeros(found.shape[1], dtype=torch.float64)
+            for columns, total in zip(self._columns[key], self._totals[key].tolist(), strict=True):
+                row[list(columns)] += total
+            row[-1] = self._tokens[key]
+            found[written] = row
+        return found
+
+
+def mixing_of(sums: Float[Tensor, "rows columns"]) -> Float[Tensor, "rows sources"]:
+    """Return the mixing matrix, the mean over tokens, given the sums of `MixingSums`."""
+    return sums[:, :-1] / sums[:, -1:]
+
+
+@torch.no_grad()
+def measure_mixing(network: nn.Module, inputs: Sequence[Tensor], merges: int) -> Float[Tensor, "rows sources"]:
+    """Return the mixing matrix of `network(*inputs)`, averaged over tokens, see `decay.mixing_matrix`."""
+    measured = MixingSums(network.depth_attention, merges)
+    try:
+        network(*inputs)
+    finally:
+        measured.remove()
+    return mixing_of(measured.sums())

@@ -18,23 +18,16 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import torch
-from torch import Tensor, nn
 
-from uvit_decay.decay.table import (
-    DEPTH_ATTENTION,
-    NAMES,
-    SHORTCUTS,
-    Shortcuts,
-    Weights,
-    check_finite,
-    weighted,
-)
+from uvit_decay.decay.connection import Connection, Plan
+from uvit_decay.decay.table import SHORTCUTS, Kind
+from uvit_decay.decay.weights import Shortcuts, check_finite, weighted
 from uvit_decay.terminal.errors import UserError, check_choice, explain
 from uvit_decay.terminal.typed import Bounds, Within, check_types
 
-# A schedule is an entry of the table, numbers of all branches (alphas, or pairs of alpha and beta), or a function that
-# returns these numbers for a number of branches: `--trust mine --model.net.schedule mine.late` (docs/extending.md).
-# Networks record the numbers that a function returns.
+# A schedule is an entry of the table, a class of connections, numbers of all branches (alphas, or pairs of alpha and
+# beta), or a function that returns these numbers for a number of branches: `--trust mine --model.net.schedule
+# mine.late` (docs/extending.md). Networks record the numbers that a function returns, and the name of a class.
 Numbers = Sequence[float | Sequence[float]]
 
 
@@ -44,7 +37,7 @@ def schedule_type() -> Any:
     `uvit_decay.decay.Schedule` is this type, built at each access: a module of the user may add names to the tables
     before a command line or a checkpoint is read.
     """
-    return Literal[*SHORTCUTS, *DEPTH_ATTENTION] | Sequence[float | Sequence[float]] | Callable[[int], Numbers]
+    return Literal[*SHORTCUTS] | Sequence[float | Sequence[float]] | Callable[[int], Numbers]
 
 
 Schedule = str | Numbers | Callable[[int], Numbers]  # for annotations; its names are looked up when used
@@ -52,58 +45,6 @@ MOST_BLOCKS = 100_000
 Granularity = Literal["branch", "block"]
 Index = Literal["code", "v2", "v1"]
 Branches = Literal["both", "attention", "mlp"]
-
-
-def decayed_add(x: Tensor, f: Tensor, alpha: float | Tensor, beta: float | Tensor = 1.0) -> Tensor:
-    """Return alpha x + beta f; if alpha or beta is 1, it is one fused multiply-add, as fast as the ordinary addition.
-
-    Args:
-        x: input of the branch.
-        f: output of the branch, in the shape of x.
-        alpha: weight of x, a number, or a scalar tensor if it is learned.
-        beta: weight of f, a number, or a tensor that broadcasts to f.
-
-    Returns:
-        a tensor in the promoted dtype of x and f.
-    """
-    if not isinstance(alpha, Tensor) and alpha == 1.0:
-        if isinstance(beta, Tensor):
-            return torch.addcmul(x, f, beta.to(x.dtype))
-        return torch.add(x, f, alpha=beta)
-    if isinstance(beta, Tensor):
-        f = beta.to(x.dtype) * f
-    elif beta != 1.0:
-        f = beta * f
-    if isinstance(alpha, Tensor):
-        return torch.addcmul(f, alpha.to(x.dtype), x)
-    return torch.add(f, x, alpha=alpha)
-
-
-def register_weights(module: nn.Module, shortcuts: Shortcuts, dim: int, persistent: bool = True) -> None:
-    """Register the recorded weights of `shortcuts` as buffers of `module`, and learned weights as a parameter.
-
-    `dim` is the number of channels, for betas of channels.
-    """
-    for name in shortcuts.recorded:
-        values = shortcuts.tensor(name, dim)
-        if name == shortcuts.learned:
-            module.register_parameter(name, nn.Parameter(values))
-        else:
-            module.register_buffer(name, values, persistent)
-
-
-def branch_weights(module: nn.Module, shortcuts: Shortcuts, k: int, as_tensors: bool = False) -> Weights:
-    """Return the weights of branch k: numbers, except for learned weights, which are tensors of `module`.
-
-    With `as_tensors`, all recorded weights are tensors of `module`. A compiled graph needs them, since numbers would be
-    constants of the graph.
-    """
-    held = shortcuts.recorded if as_tensors else (shortcuts.learned,)
-    weights = []
-    for name in NAMES:
-        owner = module if name in held else shortcuts
-        weights.append(getattr(owner, name)[k])
-    return Weights(*weights)
 
 
 @check_types
@@ -121,9 +62,9 @@ def shortcuts(
     Args:
         blocks: number of decayed blocks L.
         alpha_min: weight of the deepest identity shortcut, in (0, 1].
-        schedule: a name in `SHORTCUTS` of `uvit_decay.decay.table`, of which `linear` is the paper's, or in its
-            `DEPTH_ATTENTION`; a list with an alpha, or a pair of alpha and beta, for each branch; or a function
-            (number of branches) -> list.
+        schedule: a name in `SHORTCUTS` of `uvit_decay.decay.table`, of which `linear` is the paper's; a class of
+            connections (`uvit_decay.decay.connection.Connection`); a list with an alpha, or a pair of alpha and beta,
+            for each branch; or a function (number of branches) -> list.
         granularity: `branch`, one alpha for each branch (the authors' code); `block`, one for both branches of a block.
         index: `code` u = k / (N - 1), from exactly 1 to exactly alpha_min; `v2` u = (k + 1) / N (Eq. 5 of the paper's
             second version); `v1` u = k / N (first version: never reaches alpha_min).
@@ -134,28 +75,34 @@ def shortcuts(
     """
     if per_block == 1 and (granularity, branches) != ("branch", "both"):
         raise UserError("a ResNet's block has one residual branch; leave out granularity and branches")
-    _check_schedule(schedule, alpha_min, branches, per_block)
+    kind = _find_kind(schedule)
+    _check_kind(kind, schedule, alpha_min, branches, per_block)
     count = per_block * blocks
-    if not isinstance(schedule, str):
+    if kind is None:
         numbers = schedule(count) if callable(schedule) else schedule
         return read_weights(numbers, count)
-    if schedule in DEPTH_ATTENTION:
+    plan = Plan(tuple(_branch_depths(count, granularity, index, branches)), alpha_min)
+    if not kind.numbers:
         ones = (1.0,) * count
-        return Shortcuts(ones, ones, ones, "queries", depth=DEPTH_ATTENTION[schedule])
-    kind = SHORTCUTS[schedule]
-    depths = _branch_depths(count, granularity, index, branches)
-    weights = kind.weights(depths, alpha_min)
+        return Shortcuts(ones, ones, ones, build=kind.build, plan=plan, name=str(schedule))
+    weights = kind.build(plan)
     if kind.gains:
         return replace(weights, alphas=(1.0,) * count, betas=weights.gains)
     return weights
 
 
-def _check_schedule(schedule: Schedule, alpha_min: float, branches: Branches, per_block: int) -> None:
-    """Raise a UserError for an unknown schedule, or one that does not fit the other arguments of `shortcuts`."""
-    named = isinstance(schedule, str)
-    if named:
-        check_choice((*SHORTCUTS, *DEPTH_ATTENTION), schedule=schedule)
-    kind = SHORTCUTS.get(schedule) if named else None  # None for attention over depth and for given numbers
+def _find_kind(schedule: Schedule) -> Kind | None:
+    """Return the kind of a schedule; None for numbers and functions."""
+    if isinstance(schedule, str):
+        check_choice(SHORTCUTS, schedule=schedule)
+        return SHORTCUTS[schedule]
+    if isinstance(schedule, type) and issubclass(schedule, Connection):
+        return Kind("", "", schedule.build, numbers=False)
+    return None
+
+
+def _check_kind(kind: Kind | None, schedule: Schedule, alpha_min: float, branches: Branches, per_block: int) -> None:
+    """Raise a UserError for a schedule that does not fit the other arguments of `shortcuts`."""
     falls = kind is not None and kind.falls
     if not falls and alpha_min != 1.0:
         raise UserError(f"the schedule {schedule!r} has no alpha_min, got {alpha_min}; set alpha_min to 1")
@@ -163,7 +110,7 @@ def _check_schedule(schedule: Schedule, alpha_min: float, branches: Branches, pe
         raise UserError(
             f"the schedule {schedule!r} is for both kinds of branches, got {branches!r}; set branches to both"
         )
-    if per_block == 1 and named and (kind is None or kind.blocks):
+    if per_block == 1 and kind is not None and (kind.blocks or not kind.numbers):
         raise UserError(f"the schedule {schedule!r} is for the blocks of transformers, not for a ResNet; use linear")
 
 

@@ -66,7 +66,7 @@ def bundle(kind: type) -> CodeFile:
 
 def order_modules(module: str, done: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Return `done`, then the modules that `module` imports, then `module`: the order in which Python runs them."""
-    for node in ast.parse(path_of(module).read_text()).body:
+    for node in ast.walk(ast.parse(path_of(module).read_text())):
         for other in find_imports(node):
             if other not in done and other not in UNUSED:
                 done = order_modules(other, done)

@@ -7,7 +7,7 @@ generate images.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol, get_type_hints, runtime_checkable
@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from uvit_decay import decay
-from uvit_decay.decay.schedule import branch_weights, register_weights
+from uvit_decay.decay.connection import Connection, check_connections
 from uvit_decay.files.tensor_files import load_tensors, save_tensors
-from uvit_decay.nn.depth_attention import DepthReader, Sources
 from uvit_decay.nn.long_skips import LongSkips, SkipPlan, build_long_skips
 from uvit_decay.nn.output_skip import OutputSkip
 from uvit_decay.nn.recorded import check_recorded
@@ -123,7 +122,8 @@ class DecayedNet(
     """Network with decayed shortcuts (abstract); a transformer of L blocks has 2 L residual branches.
 
     `from_pretrained`, `save_pretrained` and `push_to_hub` are huggingface_hub's. Subclasses set `num_classes`,
-    `null_label`, `checkpointing`, `dim` and `config` (the constructor's arguments), and call `record_shortcuts`.
+    `null_label`, `checkpointing`, `dim` and `config` (the constructor's arguments), and call `record_shortcuts` and
+    then, with initialised weights, `connect`.
     """
 
     config: dict[str, Any]
@@ -139,7 +139,7 @@ class DecayedNet(
     long_skips: LongSkips | None  # factors of the long skips, None where they are plain
     output_skip: OutputSkip | None  # from the input of a denoiser to its output, None for a plain one
     merges: tuple[decay.Merge, ...]  # of long skips into the decayed stream
-    depth_attention: DepthReader | None  # instead of the shortcuts
+    connections: Sequence[Connection]  # of all branches, and one for the output
 
     def save_pretrained(self, save_directory: str | Path, *, config: Any = None, **options: Any) -> str | None:
         """Write config.json, model.safetensors and README.md; other options are huggingface_hub's."""
@@ -187,14 +187,40 @@ class DecayedNet(
         self.long_skips = None
         self.output_skip = None
         self.merges = ()
-        self.depth_attention = None
-        if shortcuts.depth is not None:
-            self.depth_attention = DepthReader(shortcuts.depth, len(shortcuts.alphas), self.dim)
-        if not isinstance(self.config["schedule"], str):
+        if shortcuts.name:
+            self.config["schedule"] = shortcuts.name
+        elif not isinstance(self.config["schedule"], str):
             pairs = zip(shortcuts.alphas, shortcuts.betas, strict=True)
             self.config["schedule"] = [list(pair) for pair in pairs]
-        register_weights(self, shortcuts, self.dim)
+        shortcuts.register(self, self.dim)
         self.register_load_state_dict_pre_hook(_check_weights)
+        # Places in the order of the parameters, by which optimizers store moments; `connect` fills them.
+        self.depth_attention = self.connections = nn.ModuleList()
+
+    def connect(self, has_time: bool = False) -> None:
+        """Build the connections of the branches, and hand them to their blocks.
+
+        Call it after the weights are initialised, because connections may draw random numbers. They are modules of this
+        network and not of its blocks, whose shards FSDP frees between calls.
+
+        Args:
+            has_time: whether `run_blocks` gets the embedded time.
+        """
+        connections = self.shortcuts.connections(self, self.dim)
+        if self.shortcuts.build is not None:
+            try:
+                check_connections(connections, self.dim, has_time)
+            except UserError as error:
+                raise UserError(f"the schedule {self.shortcuts.name}: {error}") from error
+        self.connections = nn.ModuleList(connections)
+        shared = connections[0].shared
+        for name, module in shared.items():
+            self.add_module(name, module)
+        if "depth_attention" not in shared:
+            del self.depth_attention
+        of_branches = iter(connections)
+        for block in self.find_decayed_blocks().values():
+            block.connections = tuple(islice(of_branches, len(block.last_layers)))
 
     def record_long_skips(self, plan: SkipPlan) -> None:
         """Build the factors of the long skips (`skip_scale`); they are in the state_dict unless all are 1.
@@ -266,91 +292,46 @@ class DecayedNet(
         self,
         tokens: Tensor,
         blocks: Sequence[nn.Module],
-        skips: int,
+        skips: int = 0,
         *conditions: Tensor,
+        layers: Collection[int] | None = None,
         keep: Tensor | None = None,
         time: Tensor | None = None,
-    ) -> Iterator[Tensor]:
-        """Yield `tokens`, then the state after each block.
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Yield (layer, tokens) for some layers, 0 after the embeddings and i after block i, and for the last one.
 
         Args:
             tokens: embedded tokens (b, n, d).
             blocks: blocks in execution order.
-            skips: number of long skips. The last `skips` blocks read the states after the first ones, last in, first
+            skips: number of long skips. The last `skips` blocks read the tokens after the first ones, last in, first
                 out.
             conditions: further inputs of every block.
+            layers: the layers whose tokens are yielded, None for all; the last one always is.
             keep: factors (2 L, b) of the outputs of all branches, for stochastic depth.
-            time: embedded time (b, d) for attention over depth, where the state after a block is the input of the next
-                branch.
+            time: embedded time (b, d) for connections that use it.
         """
-        yield tokens
-        if self.depth_attention is not None:
-            yield from self._run_across(tokens, blocks, skips, conditions, keep, time)
-            return
+        wanted = range(len(blocks)) if layers is None else layers
+        if 0 in wanted:
+            yield 0, tokens
+        state = self.connections[0].start(tokens, time)
         first_reader = len(blocks) - skips
-        unread: list[Tensor] = []  # states for the long skips, a stack: the last one is read first
+        unread: list[Tensor] = []  # tokens for the long skips, a stack: the last ones are read first
         for k, block in enumerate(blocks):
-            compiled = is_compiled(block)
-            skip = unread.pop() if k >= first_reader else None
-            inputs = [*conditions, *self._block_weights(k, keep, compiled)]
-            if skip is not None and self.long_skips is not None:
-                inputs.append(self.long_skips(k - first_reader, skip, compiled))
-            tokens = self.run_block(block, tokens, skip, *inputs)
+            inputs: dict[str, Any] = {}
+            if keep is not None:
+                inputs["keep"] = keep[2 * k : 2 * k + 2, :, None, None]
+            if k >= first_reader:
+                inputs["skip"] = unread.pop()
+                if self.long_skips is not None:
+                    inputs["merge"] = self.long_skips(k - first_reader, inputs["skip"], is_compiled(block))
+            state = self.run_block(block, state, *conditions, **inputs)
+            layer = k + 1
+            if k < skips or layer in wanted or layer == len(blocks):
+                tokens = self.connections[2 * layer].end(state)
             if k < skips:
                 unread.append(tokens)
-            yield tokens
-
-    def _run_across(
-        self,
-        tokens: Tensor,
-        blocks: Sequence[nn.Module],
-        skips: int,
-        conditions: Sequence[Tensor],
-        keep: Tensor | None,
-        time: Tensor | None,
-    ) -> Iterator[Tensor]:
-        """Yield the state after each block with attention over depth, see `uvit_decay.nn.depth_attention`."""
-        # There is no residual stream. A state is mixed from all sources so far just before a branch or a merge reads
-        # it, and the output of the branch or merge is a further source.
-        sources = Sources(self.depth_attention.kind, tokens, 2 * len(blocks))
-        state = tokens
-        first_reader = len(blocks) - skips
-        unread: list[Tensor] = []
-        for k, block in enumerate(blocks):
-            if k >= first_reader:
-                skip = unread.pop()
-                merge = None
-                if self.long_skips is not None:
-                    merge = self.long_skips(k - first_reader, skip, is_compiled(block))
-                sources.add_merge(self.run_block(block, state, skip, *conditions, merge=merge, part="merge"))
-                state = self.depth_attention(sources, time)
-            # Blocks with conditions (SiT) map them to the modulation of both branches, once.
-            modulation = [self.run_block(block, state, None, *conditions, part="condition")] if conditions else []
-            for branch, part in ((2 * k, "attention"), (2 * k + 1, "mlp")):
-                output = self.run_block(block, state, None, *modulation, part=part)
-                if keep is not None:
-                    output = output * keep[branch, :, None, None]
-                sources.add_branch(output)
-                state = self.depth_attention(sources, time)
-            if k < skips:
-                unread.append(state)
-            yield state
-
-    def measure_mixing(self, *inputs: Tensor) -> Tensor:
-        """Return the mixing matrix of attention over depth on a batch, see `decay.mixing_matrix`."""
-        return self.depth_attention.measure(self, inputs, len(self.merges))
-
-    def _block_weights(self, k: int, keep: Tensor | None, as_tensors: bool) -> Iterator[tuple[float | Tensor, ...]]:
-        """Yield alphas, betas and scales of block k, each (attention, MLP).
-
-        `as_tensors` is explained at `decay.schedule.branch_weights`.
-        """
-        attention = branch_weights(self, self.shortcuts, 2 * k, as_tensors)
-        mlp = branch_weights(self, self.shortcuts, 2 * k + 1, as_tensors)
-        if keep is not None:
-            attention = attention._replace(beta=attention.beta * keep[2 * k, :, None, None])
-            mlp = mlp._replace(beta=mlp.beta * keep[2 * k + 1, :, None, None])
-        return zip(attention, mlp, strict=True)
+            if layer in wanted or layer == len(blocks):
+                yield layer, tokens
 
     def run_block(self, block: nn.Module, *inputs: object, **options: object) -> Tensor:
         """Return block(*inputs, **options).
@@ -371,8 +352,8 @@ class DecayedNet(
 def is_compiled(block: nn.Module) -> bool:
     """Return whether `block.compile()` was called.
 
-    Equal blocks then share a graph. Numbers are constants of a graph, so blocks whose alphas are numbers would be
-    compiled one by one. Compiled blocks get alphas as tensors.
+    Equal blocks then share a graph. Numbers are constants of a graph, so compiled blocks get the factors of long skips
+    as tensors.
     """
     return block._compiled_call_impl is not None
 

@@ -1,4 +1,4 @@
-"""Pre-norm transformer blocks with decayed shortcuts, and their layers.
+"""Pre-norm transformer blocks, whose branches have connections (`uvit_decay.decay.connection`), and their layers.
 
 `Block` is used by U-ViT, ViT and MAE, `AdaLNBlock` by SiT. Parameters have the official names. The residual stream x
 keeps its dtype, float32 under autocast; only the outputs of branches have autocast's dtype.
@@ -7,7 +7,7 @@ b = batch, n = tokens, d = width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -15,22 +15,17 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from uvit_decay.decay import decayed_add
+from uvit_decay.decay.connection import Connection, State, Tokens
+from uvit_decay.decay.weights import Weighted
 from uvit_decay.nn.base import Rows
 from uvit_decay.nn.long_skips import MergeWeights, merge_linear, scale_skip
 from uvit_decay.runtime.precision import without_autocast
 from uvit_decay.terminal.errors import UserError, check_choice
 
-Tokens = Float[Tensor, "b n d"]
 Heads = Float[Tensor, "b h n k"]
 NormType = Literal["layer", "rms"]
 Norm = nn.LayerNorm | nn.RMSNorm
 SkipMerge = Literal["add", "concat"]
-# Parts of a block. They are an argument of forward, not methods: `block.compile()` compiles only the call of the block,
-# and if forward called methods that are registered with FSDP, each of them would gather the weights of the block again.
-Part = Literal["condition", "merge", "attention", "mlp"]
-Factors = Sequence[float | Tensor]  # of the attention branch and of the MLP branch
-PLAIN: Factors = (1.0, 1.0)
 
 
 def attention(q: Heads, k: Heads, v: Heads) -> Heads:
@@ -115,9 +110,9 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MLP branches with decayed shortcuts; an output block first merges a long skip by concatenation.
+    """Attention and MLP branches; an output block first merges a long skip by concatenation.
 
-    The shortcut weights are arguments of the call, because they depend on the depth of the block in its network.
+    `connections` are those of the two branches; a network replaces the plain ones.
     """
 
     last_layers = ("attn.proj", "mlp.fc2")
@@ -140,44 +135,32 @@ class Block(nn.Module):
         self.norm2 = build_norm(norm_type, dim, eps)
         self.mlp = Mlp(dim, int(dim * mlp_ratio))
         self.skip_linear = nn.Linear(2 * dim, dim) if skip else None
+        self.connections: tuple[Connection, Connection] = (Weighted(), Weighted())
 
     def forward(
         self,
-        x: Tokens,
-        skip: Tokens | None,
-        alphas: Factors = PLAIN,
-        betas: Factors = PLAIN,
-        scales: Factors = PLAIN,
+        state: State,
+        skip: Tokens | None = None,
         merge: MergeWeights | None = None,
-        part: Part | None = None,
-    ) -> Tokens:
-        """Return the tokens after x <- alpha x + beta f(scale norm(x)) for attention, then for the MLP.
+        keep: Float[Tensor, "2 b 1 1"] | None = None,
+    ) -> State:
+        """Return the state after attention and MLP; a plain state is the tokens (b, n, d).
 
         Args:
-            x: tokens (b, n, d).
+            state: the state, see `uvit_decay.decay.connection`.
             skip: the long skip (b, n, d), if and only if the block was built with skip=True.
-            alphas: weights of the shortcuts.
-            betas: weights of the branches.
-            scales: factors of the norms' outputs.
             merge: factors of the long skip, None if it is not scaled.
-            part: return only the output of this part, without shortcuts, for attention over depth.
+            keep: factors of the outputs of both branches, for stochastic depth.
         """
-        if part is not None:
-            return self._run_part(part, x, skip, merge)
+        first, second = self.connections
+        keep1, keep2 = (None, None) if keep is None else keep
         if self.skip_linear is not None:
-            x = merge_skip(self.skip_linear, x, skip, merge)
-        normed = rescale(self.norm1(x), scales[0])
-        x = decayed_add(x, self.attn(normed), alphas[0], betas[0])
-        normed = rescale(self.norm2(x), scales[1])
-        return decayed_add(x, self.mlp(normed), alphas[1], betas[1])
-
-    def _run_part(self, part: Part, x: Tokens, skip: Tokens | None, merge: MergeWeights | None) -> Tokens:
-        """Return the output of the merge or of one branch."""
-        if part == "merge":
-            return merge_skip(self.skip_linear, x, skip, merge)
-        if part == "attention":
-            return self.attn(self.norm1(x))
-        return self.mlp(self.norm2(x))
+            merged = merge_skip(self.skip_linear, first.end(state), skip, merge)
+            state = first.merge(state, merged, added=False)
+        normed = first.rescale(self.norm1(first.read(state)))
+        state = first(state, self.attn(normed), keep1)
+        normed = second.rescale(self.norm2(second.read(state)))
+        return second(state, self.mlp(normed), keep2)
 
     def zero_init(self) -> None:
         """Zero the last linear layer of both branches, so that their outputs start at 0 (Sec. 3 of the paper).
@@ -189,11 +172,10 @@ class Block(nn.Module):
 
 
 class AdaLNBlock(nn.Module):
-    """DiT's adaLN-Zero block with decayed shortcuts: attention and MLP branches, both modulated by a condition c.
+    """DiT's adaLN-Zero block: attention and MLP branches, both modulated by a condition c.
 
     Shift, scale and gate of both branches are a linear map of SiLU(c). A decoder block first merges a long skip s:
-    x + W s + b (`add`, the authors' SiT) or W [x, s] + b (`concat`, as in U-ViT). A gate is part of f in
-    alpha x + beta f.
+    x + W s + b (`add`, the authors' SiT) or W [x, s] + b (`concat`, as in U-ViT). A gate is part of a branch's output.
     """
 
     last_layers = ("attn.proj", "mlp.fc2")
@@ -219,60 +201,31 @@ class AdaLNBlock(nn.Module):
         if skip is not None:
             width = 2 * dim if self.concat else dim
             self.skip = nn.Linear(width, dim)
+        self.connections: tuple[Connection, Connection] = (Weighted(), Weighted())
 
     def forward(
         self,
-        x: Tokens,
-        skip: Tokens | None,
-        c: Float[Tensor, "b _"],
-        alphas: Factors = PLAIN,
-        betas: Factors = PLAIN,
-        scales: Factors = PLAIN,
+        state: State,
+        c: Float[Tensor, "b d"],
+        skip: Tokens | None = None,
         merge: MergeWeights | None = None,
-        part: Part | None = None,
-    ) -> Tokens | Float[Tensor, "b _"]:
-        """Return the tokens after x <- alpha x + beta gate f(scale norm(x)) for attention, then for the MLP.
-
-        Args:
-            x: tokens (b, n, d).
-            skip: the long skip (b, n, d), if and only if the block was built to merge one.
-            c: condition (b, d). For the parts attention and mlp, the output of the part condition.
-            alphas: weights of the shortcuts.
-            betas: weights of the branches.
-            scales: factors of the norms' outputs.
-            merge: factors of the long skip, None if it is not scaled.
-            part: return only the output of this part, without shortcuts, for attention over depth. The part condition
-                is the modulation of both branches, (b, 6 d).
-        """
-        if part is not None:
-            return self._run_part(part, x, skip, c, merge)
+        keep: Float[Tensor, "2 b 1 1"] | None = None,
+    ) -> State:
+        """Return the state after attention and MLP, given the condition c; other arguments are those of `Block`."""
+        first, second = self.connections
+        keep1, keep2 = (None, None) if keep is None else keep
         if self.concat:
-            x = self._merge(x, skip, merge)
+            merged = merge_skip(self.skip, first.end(state), skip, merge)
+            state = first.merge(state, merged, added=False)
         elif self.skip is not None:
-            x = x + self._merge(x, skip, merge)
+            merged = merge_linear(self.skip, scale_skip(skip, merge), merge)
+            state = first.merge(state, merged, added=True)
         # The rows are in the official order: attention before MLP, each with shift, scale, gate.
         shift1, scale1, gate1, shift2, scale2, gate2 = self.adaLN_modulation(c)[:, None].chunk(6, dim=-1)
-        normed = rescale(self.norm1(x), scales[0])
-        x = decayed_add(x, gate1 * self.attn(modulate(normed, shift1, scale1)), alphas[0], betas[0])
-        normed = rescale(self.norm2(x), scales[1])
-        return decayed_add(x, gate2 * self.mlp(modulate(normed, shift2, scale2)), alphas[1], betas[1])
-
-    def _merge(self, x: Tokens, skip: Tokens, merge: MergeWeights | None) -> Tokens:
-        """Return W [x, s] + b, which replaces x (`concat`), or W s + b, which is added to x (`add`)."""
-        if self.concat:
-            return merge_skip(self.skip, x, skip, merge)
-        return merge_linear(self.skip, scale_skip(skip, merge), merge)
-
-    def _run_part(self, part: Part, x: Tokens, skip: Tokens | None, c: Tensor, merge: MergeWeights | None) -> Tensor:
-        """Return the modulation, or the output of the merge or of one branch with its gate."""
-        if part == "condition":
-            return self.adaLN_modulation(c)
-        if part == "merge":
-            return self._merge(x, skip, merge)
-        shift1, scale1, gate1, shift2, scale2, gate2 = c[:, None].chunk(6, dim=-1)
-        if part == "attention":
-            return gate1 * self.attn(modulate(self.norm1(x), shift1, scale1))
-        return gate2 * self.mlp(modulate(self.norm2(x), shift2, scale2))
+        normed = first.rescale(self.norm1(first.read(state)))
+        state = first(state, gate1 * self.attn(modulate(normed, shift1, scale1)), keep1)
+        normed = second.rescale(self.norm2(second.read(state)))
+        return second(state, gate2 * self.mlp(modulate(normed, shift2, scale2)), keep2)
 
     def silence_skip(self) -> None:
         """Initialise the long skip without effect: W = 0 for `add`, W = [I, 0] for `concat`."""
@@ -310,13 +263,6 @@ def merge_skip(layer: nn.Linear, x: Tokens, skip: Tokens, weights: MergeWeights 
     """Return W [x, c skip] + d b in the dtype of the residual stream x, with the factors c and d of `weights`."""
     both = torch.cat([x, scale_skip(skip, weights)], dim=-1)
     return merge_linear(layer, both, weights).to(x.dtype)
-
-
-def rescale(x: Tokens, scale: float | Tensor) -> Tokens:
-    """Return scale x, or x itself for the number 1 of an ordinary branch."""
-    if not isinstance(scale, Tensor) and scale == 1.0:
-        return x
-    return x * scale
 
 
 def modulate(x: Tokens, shift: Float[Tensor, "b 1 d"], scale: Float[Tensor, "b 1 d"]) -> Tokens:

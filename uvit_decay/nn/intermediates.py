@@ -101,15 +101,6 @@ def states_of(
     return (state for i, state in up_to_last if i in layers)
 
 
-def last_and_kept(states: Iterator[Tensor], layers: Collection[int]) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Return the last of all token states, and the states of the layers with these ascending indices."""
-    kept = []
-    for i, state in enumerate(states):
-        if i in layers:
-            kept.append(state)
-    return state, tuple(kept)
-
-
 def layer_blocks(net: nn.Module) -> list[nn.Module]:
     """Return the blocks whose outputs are layers of a network; an empty list without `HasIntermediates`."""
     if not isinstance(net, HasIntermediates):

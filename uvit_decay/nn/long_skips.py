@@ -119,7 +119,7 @@ class LongSkips(nn.Module):
         return self.gates[j % len(self.gates)]
 
     def forward(self, j: int, state: Float[Tensor, "b n d"], as_tensors: bool = False) -> MergeWeights:
-        """Return the factors of skip j; fixed factors are tensors with `as_tensors`, see `branch_weights`."""
+        """Return the factors of skip j; fixed factors are tensors with `as_tensors`, see `is_compiled` of base.py."""
         gate = self.gate(j)
         if gate is not None:
             return MergeWeights(gate(state), 1.0)
@@ -189,10 +189,7 @@ def _alpha_min_of_stream(config: Mapping[str, Any], shortcuts: decay.Shortcuts, 
                 "set schedule to gain, or give an alpha_min, such as stream:0.8"
             )
         return config["alpha_min"]
-    if shortcuts.depth is not None:
-        raise UserError(
-            f"skip_scale {scale}: the schedule {schedule} has no stream; set skip_scale to a number or kappa"
-        )
+    shortcuts.check_numbers(f"skip_scale {scale}")
     if shortcuts.learned == "alphas" or set(shortcuts.alphas) != {1.0}:
         raise UserError(
             f"skip_scale {scale}: the schedule {schedule!r} with alpha_min {config['alpha_min']} has alphas other than "

@@ -178,6 +178,7 @@ class MAE(Encoder, pipeline_tag="image-feature-extraction"):
         self.init_weights()
         if config["zero_init"]:
             self._zero_init()
+        self.connect()
         sources = tuple(depth - 2 * i for i in range(count))
         self.record_long_skips(SkipPlan(sources, (), 1 + self.patch_embed.tokens, every=2))
 
@@ -210,13 +211,15 @@ class MAE(Encoder, pipeline_tag="image-feature-extraction"):
         tokens = self.embed(x)
         index = repeat(masking.visible + 1, "b v -> b v d", d=self.dim)
         seen = torch.cat([tokens[:, :1], tokens.gather(1, index)], dim=1)
-        states = list(self.run_blocks(seen, [*self.blocks], 0))
-        y = self._decoder_tokens(states[-1], masking.restore)
+        blocks = len(self.blocks)
+        read_by_skips = [blocks - 2 * i for i in range(len(self.skip))]
+        states = dict(self.run_blocks(seen, [*self.blocks], layers=(*read_by_skips, *layers)))
+        y = self._decoder_tokens(states[blocks], masking.restore)
         for i, block in enumerate(self.decoder_blocks):
             # Decoder block i reads the state after encoder block L - 2 i: every second one, the last one first.
             if i < len(self.skip):
-                y = self._merge_skip(i, states[len(self.blocks) - 2 * i], y, masking.restore)
-            y = self.run_block(block, y, None)
+                y = self._merge_skip(i, states[read_by_skips[i]], y, masking.restore)
+            y = self.run_block(block, y)
         with without_autocast(y):
             patches = self.decoder_pred(self.decoder_norm(y))[:, 1:]
             mask = masking.mask

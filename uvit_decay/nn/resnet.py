@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock
 
 from uvit_decay import decay
-from uvit_decay.decay.schedule import branch_weights
+from uvit_decay.decay.connection import Connection
+from uvit_decay.decay.weights import Weighted
 from uvit_decay.nn.arguments import check_data_sizes, collect_arguments
 from uvit_decay.nn.base import DecayedNet
 from uvit_decay.nn.embed import Pixels, PixelScale
@@ -31,16 +32,19 @@ Stem = Literal["imagenet", "cifar"]
 
 
 class DecayedBlock(BasicBlock):
-    """torchvision's BasicBlock with weights of the shortcut and the branch."""
+    """torchvision's BasicBlock with a connection around its branch; a network replaces the plain one."""
 
     last_layers = ("bn2",)
     gates = ()
 
-    def forward(self, x: Tensor, alpha: float | Tensor = 1.0, beta: float | Tensor = 1.0) -> Tensor:
+    connections: tuple[Connection] = (Weighted(),)
+
+    def forward(self, x: Tensor) -> Tensor:
         out = self.relu(self.bn1(self.conv1(x)))
         out = self.bn2(self.conv2(out))
         shortcut = x if self.downsample is None else self.downsample(x)
-        return self.relu(decay.decayed_add(shortcut, out, alpha, beta))
+        (connection,) = self.connections
+        return self.relu(connection(shortcut, out))
 
     def zero_init(self) -> None:
         """Zero the scales of the last norm, so that the branch's output starts at 0."""
@@ -116,6 +120,7 @@ class ResNet(DecayedNet, pipeline_tag="image-classification"):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
         if zero_init:
             self.silence(self.blocks())
+        self.connect()
 
     def blocks(self) -> list[DecayedBlock]:
         """Return all residual blocks in execution order."""
@@ -142,9 +147,8 @@ class ResNet(DecayedNet, pipeline_tag="image-classification"):
         check_images(self, x)
         x = self.scale.normalise(x).contiguous(memory_format=torch.channels_last)  # faster, especially in bfloat16
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
-        for k, block in enumerate(self.blocks()):
-            alpha, beta, _ = branch_weights(self, self.shortcuts, k)
-            x = block(x, alpha, beta)
+        for block in self.blocks():
+            x = block(x)
         return self.avgpool(x).flatten(1)
 
     def forward_intermediates(self, x: Float[Tensor, "b c h w"]) -> Iterator[Float[Tensor, "b 1 d"]]:

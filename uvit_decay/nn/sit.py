@@ -16,7 +16,7 @@ b = batch, n = tokens, d = width.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 from typing import Any, Literal
 
@@ -30,7 +30,7 @@ from uvit_decay.nn.base import DataLayers, DecayedNet
 from uvit_decay.nn.block import AdaLNBlock, AdaLNHead, NormType, SkipMerge, Tokens, init_linears
 from uvit_decay.nn.embed import LabelEmbedder, PatchEmbed, TimestepEmbedder, sincos_positions, unpatchify
 from uvit_decay.nn.inputs import check_images, check_times
-from uvit_decay.nn.intermediates import block_layers, last_and_kept
+from uvit_decay.nn.intermediates import block_layers
 from uvit_decay.nn.long_skips import SkipScale, plan_mirrored_skips
 from uvit_decay.nn.output_skip import OutputSkipKind, build_output_skip
 from uvit_decay.runtime.constants import LEVEL_ROUNDING, LEVELS
@@ -146,6 +146,7 @@ class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         self.record_shortcuts(decay.shortcuts(depth, alpha_min, schedule, granularity, index, branches))
         self.layers = block_layers(self.find_decayed_blocks(), denoiser=True)
         self._init_weights()
+        self.connect(has_time=True)
         tokens = self.x_embedder.tokens
         self.record_long_skips(plan_mirrored_skips(depth, self._skips(), tokens, boundary=skip == "concat"))
         self.output_skip = build_output_skip(self.config, dim)
@@ -191,14 +192,15 @@ class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         check_times(self, t)
         time = self.embed_time(t)
         c = self._condition(time, y)
-        tokens, states = last_and_kept(self._states(x, c, time), layers)
+        states = dict(self._states(x, c, time, layers))
+        tokens = states[len(self.layers) - 1]
         channels = 2 * self.channels if self.config["learn_sigma"] else self.channels
         output = unpatchify(self.final_layer(tokens, c), channels)
         if not self.learned_variance:
             output = output[:, : self.channels]
         if self.output_skip is not None:
             output = self.output_skip(x, output, time)
-        return (output, states) if layers else output
+        return (output, tuple(states[layer] for layer in layers)) if layers else output
 
     def forward_intermediates(
         self, x: Float[Tensor, "b c h w"], t: Float[Tensor, " b"], y: Int[Tensor, " b"] | None = None
@@ -207,7 +209,7 @@ class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         check_images(self, x)
         check_times(self, t)
         time = self.embed_time(t)
-        return self._states(x, self._condition(time, y), time)
+        return (tokens for _, tokens in self._states(x, self._condition(time, y), time))
 
     def embed_time(self, t: Float[Tensor, " b"]) -> Float[Tensor, "b d"]:
         """Return the embedding of SiT's time 1 - t, or of DiT's level."""
@@ -222,11 +224,13 @@ class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
             y = self.null_labels(len(time), time.device)
         return time + self.y_embedder(y)
 
-    def _states(self, x: Tensor, c: Tensor, time: Tensor) -> Iterator[Tokens]:
-        """Yield the token states, given the condition c and the embedded time (b, d)."""
+    def _states(
+        self, x: Tensor, c: Tensor, time: Tensor, layers: Collection[int] | None = None
+    ) -> Iterator[tuple[int, Tokens]]:
+        """Yield the token states of `layers`, see `run_blocks`, given the condition c and the embedded time (b, d)."""
         patches = self.x_embedder(x).contiguous()  # because blocks are also compiled for the strides of their input
         tokens = patches + self.pos_embed
-        return self.run_blocks(tokens, self._blocks(), self._skips(), c, time=time)
+        return self.run_blocks(tokens, self._blocks(), self._skips(), c, layers=layers, time=time)
 
 
 def _level(t: Float[Tensor, " b"]) -> Float[Tensor, " b"]:

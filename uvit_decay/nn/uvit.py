@@ -10,7 +10,7 @@ b = batch, n = tokens, d = width. Time t is in [0, 1], t = 1 noise; the network 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -24,7 +24,7 @@ from uvit_decay.nn.base import DataLayers, DecayedNet
 from uvit_decay.nn.block import Block, NormType, Tokens, build_norm, init_linears
 from uvit_decay.nn.embed import PatchEmbed, timestep_embedding, unpatchify
 from uvit_decay.nn.inputs import check_images, check_times
-from uvit_decay.nn.intermediates import block_layers, last_and_kept
+from uvit_decay.nn.intermediates import block_layers
 from uvit_decay.nn.long_skips import SkipScale, plan_mirrored_skips
 from uvit_decay.nn.output_skip import OutputSkipKind, build_output_skip
 from uvit_decay.runtime.precision import without_autocast
@@ -136,6 +136,7 @@ class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
             zero_init = min(alpha_min, *self.shortcuts.alphas) < 1.0
         if zero_init:
             self.silence(self.blocks())
+        self.connect(has_time=True)
         self.record_long_skips(plan_mirrored_skips(depth + 1, depth // 2 * skip, self.pos_embed.shape[1]))
         self.output_skip = build_output_skip(self.config, dim)
 
@@ -158,13 +159,14 @@ class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         check_images(self, x)
         check_times(self, t)
         time = self.embed_time(t)
-        tokens, states = last_and_kept(self._states(x, time, y), layers)
+        states = dict(self._states(x, time, y, layers))
+        tokens = states[len(self.layers) - 1]
         with without_autocast(tokens):
             patches = self.decoder_pred(self.norm(tokens))[:, self.num_prefix_tokens :]
             output = self.final_layer(unpatchify(patches, self.channels))
         if self.output_skip is not None:
             output = self.output_skip(x, output, time)
-        return (output, states) if layers else output
+        return (output, tuple(states[layer] for layer in layers)) if layers else output
 
     def forward_intermediates(
         self, x: Float[Tensor, "b c h w"], t: Float[Tensor, " b"], y: Int[Tensor, " b"] | None = None
@@ -172,13 +174,15 @@ class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         """Yield the token states after the embeddings and after every block (`layers`); y = None is the null label."""
         check_images(self, x)
         check_times(self, t)
-        return self._states(x, self.embed_time(t), y)
+        return (tokens for _, tokens in self._states(x, self.embed_time(t), y))
 
-    def _states(self, x: Tensor, time: Float[Tensor, "b d"], y: Tensor | None) -> Iterator[Tokens]:
-        """Yield the token states, given the embedded time."""
+    def _states(
+        self, x: Tensor, time: Float[Tensor, "b d"], y: Tensor | None, layers: Collection[int] | None = None
+    ) -> Iterator[tuple[int, Tokens]]:
+        """Yield the token states of `layers`, see `run_blocks`, given the embedded time."""
         tokens = self._embed(x, time, y)
         skips = len(self.out_blocks) if self.config["skip"] else 0
-        return self.run_blocks(tokens, self.blocks(), skips, time=time)
+        return self.run_blocks(tokens, self.blocks(), skips, layers=layers, time=time)
 
     def embed_time(self, t: Float[Tensor, " b"]) -> Float[Tensor, "b d"]:
         """Return the embedding of the time in the dtype of the weights: float32 unless the network was converted."""

@@ -58,8 +58,6 @@ class Encoder(DecayedNet):
         self.blocks = self.block_list(self.dim, config["heads"], config["depth"])
         options = {name: config[name] for name in DECAY}
         self.record_shortcuts(decay.shortcuts(len(self.blocks), **options))
-        if self.shortcuts.depth is not None and self.shortcuts.depth.time:
-            raise UserError(f"the schedule {config['schedule']} needs a denoiser's time; set schedule to dar")
         self.layers = block_layers(self.find_decayed_blocks(), denoiser=False)
 
     def block_list(self, dim: int, heads: int, depth: int) -> nn.ModuleList:
@@ -89,7 +87,7 @@ class Encoder(DecayedNet):
 
     def forward_intermediates(self, x: Float[Tensor, "b c h w"]) -> Iterator[Tokens]:
         """Yield the token states [class, patches] after the embeddings and after every block (`layers`), unnormed."""
-        return self.run_blocks(self.embed(x), [*self.blocks], 0)
+        return (tokens for _, tokens in self.run_blocks(self.embed(x), [*self.blocks]))
 
     def embed(self, x: Float[Tensor, "b c h w"]) -> Tokens:
         """Return the embedded tokens [class, patches] with their positions."""
@@ -169,6 +167,7 @@ class ViT(Encoder, pipeline_tag="image-feature-extraction"):
         self.init_weights()
         if zero_init:
             self.silence([*self.blocks])
+        self.connect()
 
     @property
     def linear_head(self) -> nn.Linear:
@@ -195,8 +194,8 @@ class ViT(Encoder, pipeline_tag="image-feature-extraction"):
         self, x: Float[Tensor, "b c h w"], keep: Float[Tensor, "branches b"] | None = None
     ) -> Float[Tensor, "b d"]:
         """Return the input of the head: the normed class token, or the normed mean of the patch tokens."""
-        for state in self.run_blocks(self.embed(x), [*self.blocks], 0, keep=keep):
-            tokens = state
+        states = dict(self.run_blocks(self.embed(x), [*self.blocks], layers=(), keep=keep))
+        tokens = states[len(self.blocks)]
         if self.pool == "cls":
             if self.config["norm"]:
                 tokens = self.norm(tokens)

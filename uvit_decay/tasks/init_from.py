@@ -17,7 +17,7 @@ from uvit_decay.checkpoint.detect import ThirdParty
 from uvit_decay.checkpoint.io import StoredModel, is_folder, read
 from uvit_decay.data.classes import synonyms
 from uvit_decay.data.datamodule import ImageData
-from uvit_decay.decay.table import NAMES
+from uvit_decay.decay.weights import NAMES
 from uvit_decay.files.instantiate import Spec
 from uvit_decay.nn.base import DataLayers, HasDataLayers
 from uvit_decay.nn.embed import resize_positions

@@ -49,8 +49,11 @@ def timm_state(net: nn.Module, state: Mapping[str, Tensor], where: Path) -> dict
     if not isinstance(net, MAE | ViT):
         kind = type(net).__name__
         raise UserError(f"{where} holds a {kind}, the layout of timm is for ViT and MAE: leave out `to`")
-    if learned := net.shortcuts.learned:
-        raise UserError(f"{where} has learned {learned}, which has no place in the layout of timm: export .safetensors")
+    if not net.shortcuts.fixed:
+        raise UserError(
+            f"{where} has the schedule {net.config['schedule']}, which has no place in the layout of timm: "
+            "export .safetensors"
+        )
     kept = {name: value.contiguous() for name, value in state.items() if name.startswith(PARTS)}
     if "head.1.weight" not in kept:
         return kept

@@ -18,7 +18,7 @@ from uvit_decay.data import ImageData
 from uvit_decay.data.classes import class_list
 from uvit_decay.data.datamodule import Sizes
 from uvit_decay.data.listing import list_images
-from uvit_decay.decay import DEPTH_ATTENTION, SHORTCUTS
+from uvit_decay.decay import SHORTCUTS
 from uvit_decay.files.instantiate import Spec, build
 from uvit_decay.files.writing import at_home
 from uvit_decay.latents import manifest
@@ -143,8 +143,6 @@ def reset_alpha_min(config: Namespace, given: Given) -> str | None:
 
 def _lacks_alpha_min(schedule: str) -> bool:
     """Return whether a schedule is known to have no alpha_min; False for unknown names."""
-    if schedule in DEPTH_ATTENTION:
-        return True
     kind = SHORTCUTS.get(schedule)
     return kind is not None and not kind.falls
 

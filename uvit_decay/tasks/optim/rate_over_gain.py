@@ -49,7 +49,7 @@ def rate_factors(net: nn.Module, power: int) -> RateFactors:
     """Return the factors gain^-power of the rows to which the branches of `net` are proportional."""
     if isinstance(net, ResNet):
         raise UserError("rate_over_gain is for transformers, not for a ResNet: set it to false")
-    if not isinstance(net, DecayedNet) or net.shortcuts.learned:
+    if not isinstance(net, DecayedNet) or not net.shortcuts.fixed:
         raise UserError(f"rate_over_gain: this {type(net).__name__} has no fixed shortcuts, set it to false")
     factors = RateFactors()
     for rows, gain in zip(net.branch_factors(), net.shortcuts.gains, strict=True):
