@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.measuring import Clock, added_memory, ratios
 from benchmarks.table import find_processor
-from uvit_decay.decay.table import DEPTH_ATTENTION, SHORTCUTS
+from uvit_decay.decay.table import SHORTCUTS
 from uvit_decay.diffusion import diffusion_loss
 from uvit_decay.diffusion.noise_path import VP
 from uvit_decay.nn import UViT
@@ -29,7 +29,7 @@ BATCH, ALPHA_MIN = 8, 0.7
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    known = [*SHORTCUTS, *DEPTH_ATTENTION]
+    known = list(SHORTCUTS)
     parser.add_argument("--rounds", type=int, default=9, help="default: %(default)s")
     parser.add_argument("--threads", type=int, default=1, help="default: %(default)s")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="cpu: beside other programs")

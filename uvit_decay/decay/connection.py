@@ -119,8 +119,10 @@ def check_connections(connections: Sequence[Connection], width: int, has_time: b
         width: width d of the tokens.
         has_time: whether the network has an embedded time (b, d).
     """
-    tokens = torch.ones(1, 2, width)
-    time = torch.ones(1, width) if has_time else None
+    modules = nn.ModuleList([*connections, *connections[0].shared.values()])
+    device = next((parameter.device for parameter in modules.parameters()), None)  # meta for a network to be loaded
+    tokens = torch.ones(1, 2, width, device=device)
+    time = torch.ones(1, width, device=device) if has_time else None
     with torch.enable_grad():
         state = connections[0].start(tokens, time)
         for branch, connection in enumerate(connections):
