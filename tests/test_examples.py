@@ -17,8 +17,3 @@ def test_an_example_runs(program, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [program.name, *(["--steps", "4"] if program.stem in SHORT else [])])
     runpy.run_path(str(program), run_name="__main__")
     assert capsys.readouterr().out
-
-
-def test_the_page_of_the_examples_lists_them():
-    page = (ROOT / "examples" / "README.md").read_text()
-    assert all(f"python examples/{program.name}" in page for program in PROGRAMS)

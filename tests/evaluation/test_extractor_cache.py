@@ -38,15 +38,3 @@ def test_a_classifier_is_trained_once_for_the_same_images_and_labels(digits, tmp
     images.labels = images.labels.flip(0)
     assert prepare(images).fingerprint() != first.fingerprint()
     assert len(list(cache_folder("classifiers").glob("*.safetensors"))) == 2
-
-
-def test_the_cache_follows_what_is_read(image_dir, tmp_path):
-    """Options of decoding, which names, sizes and times of the files do not show."""
-    from uvit_decay.data import Images
-
-    data = Images(str(image_dir), channels=3, image_size=16, batch_size=1)
-    data.setup()
-    grey = Images(str(image_dir), channels=1, image_size=16, batch_size=1)
-    grey.setup()
-    one, same, other = (DatasetImages("a", each.train, 3, ()).fingerprint() for each in (data, data, grey))
-    assert one == same != other
