@@ -14,6 +14,7 @@ from uvit_decay.callbacks.branches import BranchTerms, draw
 from uvit_decay.data import Digits
 from uvit_decay.decay import mixing_matrix
 from uvit_decay.runs import history
+from uvit_decay.tasks.parallel.compilation import compile_net
 from uvit_decay.terminal.errors import UserError
 
 
@@ -38,16 +39,28 @@ def test_a_run_records_and_draws_them_and_trains_as_without(tmp_path, pieces):
     assert (tmp_path / "with" / "branches.png").stat().st_size > 1000
 
 
-def test_a_network_compiled_as_a_whole_runs_uncompiled_while_it_is_measured():
-    """A compiled graph ignores hooks that are registered later."""
-    net = tiny_net(zero_init=False)
-    net._compiled_call_impl = graph = lambda *inputs: pytest.fail("the graph was called")
+def test_compiled_blocks_run_uncompiled_while_they_are_measured():
+    net, calls = tiny_net(zero_init=False), []
+
+    def backend(graph, inputs):
+        def call(*values):
+            calls.append(graph)
+            return graph(*values)
+
+        return call
+
+    compile_net(net, backend, by_block=True)
+    inputs = torch.randn(2, 1, 8, 8), torch.full((2,), 0.5), torch.tensor([0, 1])
+    net(*inputs)
+    before = len(calls)
     terms = BranchTerms(net)
     terms.start()
-    net(torch.randn(2, 1, 8, 8), torch.full((2,), 0.5), torch.tensor([0, 1]))
-    assert all(map(math.isfinite, terms.x + terms.f))
+    net(*inputs)
+    assert len(calls) == before > 0
+    assert all(map(math.isfinite, terms.terms["x"] + terms.terms["f"]))
     terms.stop()
-    assert net._compiled_call_impl is graph
+    net(*inputs)
+    assert len(calls) > before
 
 
 def test_an_update_is_the_length_of_the_step_over_that_of_the_weight(tmp_path):

@@ -6,22 +6,24 @@ import csv
 import io
 import math
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from lightning.pytorch import Callback, Trainer
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from uvit_decay.callbacks.periodic import record
 from uvit_decay.decay import mixing_matrix
+from uvit_decay.decay.connection import Connection, State
 from uvit_decay.decay.mixing import Merge, MixingSums, mixing_of
 from uvit_decay.files.writing import replacing
 from uvit_decay.nn.base import DecayedNet
-from uvit_decay.nn.block import AdaLNBlock, Block
 from uvit_decay.plots import heat_maps
 from uvit_decay.runs import history
 from uvit_decay.runs.folder import run_folder
@@ -39,53 +41,40 @@ TITLES = {  # of the panels of the figure, by name of the values
     "f": "rms of beta f",
     "ratio": "their ratio, beta f / x",
     "update": "|dW| / |W| of the last layer",
+    "change": "rms of the change of x",  # only of connections that are not numbers
 }
+TERMS = ("x", "f", "change")
 
 
 class BranchTerms:
-    """The root mean squares of x_k and of beta_k f_k, for every branch k of a network in all observed forward passes.
+    """Root mean squares of what every branch k of a network reads and writes, in all observed forward passes.
 
-    x_k is the input of the branch's norm, and beta_k f_k = x_{k+1} - alpha_k x_k. With attention over depth there is no
-    such sum, and f_k is the output of the branch. Meanwhile compiled blocks run uncompiled, since their graphs ignore
-    hooks.
+    x_k is what branch k reads, before its norm, and f_k is what it adds to the stream, beta_k times its output. A
+    connection that is not numbers has no beta. Then f_k is the output, and change_k is the change of the tokens that
+    the connection makes of it. Compiled code runs uncompiled meanwhile, because its graphs ignore hooks.
     """
-
-    # A branch adds to the stream within its block, where no hook sees beta_k f_k. But every branch begins with a norm,
-    # whose input is the stream, so that beta_k f_k is found as a difference when the next branch begins:
-    #
-    #     hook of norm1 (_enter, k = 2 i)      x_k; it is kept in _state
-    #     hook of norm2 (_enter, k = 2 i + 1)  x_{k+1}: branch k has ended (_end)
-    #     hook of the block (_leave)           the output of the block: branch 2 i + 1 has ended
-    #
-    # The end of a block is taken from its output and not from the next block, because a long skip may be merged between
-    # them. Connections that are not numbers get the outputs of the branches: hooks (_write) take them there.
 
     def __init__(self, net: DecayedNet) -> None:
         self.net = net
-        self.blocks = net.find_decayed_blocks()
-        if not all(isinstance(block, Block | AdaLNBlock) for block in self.blocks.values()):
-            raise UserError(f"a {type(net).__name__} has branches without norms: remove BranchNorms from the callbacks")
-        self._handles: list[torch.utils.hooks.RemovableHandle | MixingSums] = []
+        self._has_numbers = net.shortcuts.build is None
+        self._observing = ExitStack()
+        self._started = False
         self._reset()
 
     @property
-    def x(self) -> list[float]:
-        """The root mean square of x_k for each branch k on this process; NaN before the first forward pass."""
-        return root_mean_squares(self.sums)[0]
+    def terms(self) -> dict[str, list[float]]:
+        """The root mean squares on this process, see `root_mean_squares`; NaN before the first forward pass."""
+        return root_mean_squares(self.sums)
 
     @property
-    def f(self) -> list[float]:
-        """The root mean square of beta_k f_k for each branch k on this process; NaN before the first forward pass."""
-        return root_mean_squares(self.sums)[1]
+    def sums(self) -> Float[Tensor, "two_terms branches"]:
+        """Sums over the forward passes of this process, float32; reading them waits for the device.
 
-    @property
-    def sums(self) -> Tensor:
-        """Sums over the forward passes of this process, float32 (4, branches); reading them waits for the device.
-
-        The rows are the sum of x_k^2, the sum of (beta_k f_k)^2, and the number of summands in each of the two. Sums of
-        several processes may be added before they are passed to `root_mean_squares`.
+        The rows are the sums of the squares of x, of f and, for connections that are not numbers, of the changes, and
+        then the numbers of summands in each. Sums of several processes may be added.
         """
-        return torch.tensor([list(map(float, row)) for row in self._rows])
+        rows = [*self._squares.values(), *self._counts.values()]
+        return torch.tensor([list(map(float, row)) for row in rows])
 
     @property
     def mixing(self) -> Tensor | None:
@@ -99,83 +88,61 @@ class BranchTerms:
 
     def _reset(self) -> None:
         branches = len(self.net.shortcuts.alphas)
-        self._rows: list[list[Tensor | float]] = [[0.0] * branches for _ in range(4)]
+        names = TERMS[:2] if self._has_numbers else TERMS
+        self._squares: dict[str, list[Tensor | float]] = {name: [0.0] * branches for name in names}
+        self._counts: dict[str, list[int]] = {name: [0] * branches for name in names}
         self._mixing: MixingSums | Tensor | None = None
 
     def start(self) -> None:
         """Forget earlier forward passes and register the hooks, unless they are registered."""
-        if self._handles:
+        if self._started:
             return
+        self._started = True
         self._reset()
+        self._observing.enter_context(torch.compiler.set_stance("force_eager"))
+        for k, (connection, following) in enumerate(pairwise(self.net.connections)):
+            handle = connection.register_forward_hook(partial(self._write, k, following))
+            self._observing.callback(handle.remove)
         if hasattr(self.net, "depth_attention"):
             self._mixing = MixingSums(self.net.depth_attention, len(self.net.merges))
-            self._handles.append(self._mixing)
-        has_numbers = self.net.shortcuts.build is None
-        if not has_numbers:
-            for k, connection in enumerate(self.net.connections):
-                self._handles.append(connection.register_forward_hook(partial(self._write, k)))
-        for i, block in enumerate(self.blocks.values()):
-            first, second = 2 * i, 2 * i + 1
-            self._handles += [
-                block.norm1.register_forward_pre_hook(partial(self._enter, first)),
-                block.norm2.register_forward_pre_hook(partial(self._enter, second)),
-            ]
-            if has_numbers:
-                self._handles.append(block.register_forward_hook(partial(self._leave, second)))
-        for part in self._parts:
-            part._graph = part._compiled_call_impl  # of torch.compile, which ignores new hooks; `stop` puts it back
-            part._compiled_call_impl = None
+            self._observing.callback(self._mixing.remove)
 
     def stop(self) -> None:
         """Remove the hooks."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        for part in self._parts:
-            part._compiled_call_impl = part.__dict__.pop("_graph", part._compiled_call_impl)
+        self._observing.close()
+        self._started = False
 
-    @property
-    def _parts(self) -> list[nn.Module]:
-        """The modules that may be compiled: the network or its blocks."""
-        return [self.net, *self.blocks.values()]
-
-    def _enter(self, k: int, norm: nn.Module, args: Sequence[Tensor]) -> None:
-        x = args[0].detach()
-        self._add(0, k, x)
-        if self.net.shortcuts.build is not None:
-            return
-        if k % 2:  # an MLP: the attention of its block has ended
-            self._end(k - 1, x)
-        self._state = x
-
-    def _leave(self, k: int, block: nn.Module, args: object, out: Tensor) -> None:
-        self._end(k, out.detach())
-        del self._state
-        if self._mixing is None and self.net.shortcuts.learned is not None:
+    @torch.no_grad()
+    def _write(self, k: int, following: Connection, connection: Connection, args: Sequence[Any], after: State) -> None:
+        """Add the terms of branch k (forward hook of its connection, which is called with the branch's output)."""
+        before, output = args[:2]
+        keep = args[2] if len(args) > 2 else None
+        self._add("x", k, connection.read(before))
+        if self._has_numbers:
+            output = connection.weights().beta * output
+        else:
+            self._add("change", k, following.end(after) - connection.end(before))
+        self._add("f", k, output if keep is None else output * keep)
+        last = k + 1 == len(self.net.shortcuts.alphas)
+        if last and self._mixing is None and self.net.shortcuts.learned is not None:
             matrix = mixing_matrix(self.net)  # here the weights are whole, even if they are sharded
             self._mixing = torch.nn.functional.pad(matrix, (0, 1), value=1.0)
 
-    def _write(self, k: int, connection: nn.Module, args: Sequence[Any], state: object) -> None:
-        _, output, keep = args
-        self._add(1, k, output.detach() if keep is None else output.detach() * keep)
-
-    def _end(self, k: int, x: Tensor) -> None:
-        alpha = self.net.connections[k].weights().alpha
-        self._add(1, k, x - alpha * self._state)
-
-    @torch.no_grad()
-    def _add(self, row: int, k: int, x: Tensor) -> None:
-        """Add the squares of a tensor to row `row` of the sums, on the device and without waiting for it."""
-        self._rows[row][k] = self._rows[row][k] + x.float().square().mean() * x.numel()
-        self._rows[row + 2][k] += x.numel()  # one count per row: recomputation need not reach the end of a block
+    def _add(self, name: str, k: int, values: Tensor) -> None:
+        """Add the squares of a tensor to the sums, on the device and without waiting for it."""
+        self._squares[name][k] = self._squares[name][k] + values.float().square().mean() * values.numel()
+        self._counts[name][k] += values.numel()  # one count per term: recomputation need not reach the end of a block
 
 
-def root_mean_squares(sums: Tensor) -> tuple[list[float], list[float]]:
-    """Return the root mean squares of x_k and of beta_k f_k for each branch k, given `BranchTerms.sums`."""
-    squares_x, squares_f, count_x, count_f = sums
-    x = (squares_x / count_x).sqrt()
-    f = (squares_f / count_f).sqrt()
-    return x.tolist(), f.tolist()
+def root_mean_squares(sums: Float[Tensor, "two_terms branches"]) -> dict[str, list[float]]:
+    """Return the root mean squares of x_k and f_k, and of the changes if they were measured, for each branch k.
+
+    Args:
+        sums: see `BranchTerms.sums`.
+    """
+    squares, counts = sums.chunk(2)
+    rows = (squares / counts).sqrt().tolist()
+    return dict(zip(TERMS, rows, strict=False))
 
 
 @check_types
@@ -183,7 +150,8 @@ class BranchNorms(Callback):
     """Norms and updates of all residual branches, every N steps; other steps cost nothing.
 
     For each branch it measures the root mean squares of its input x and of its output beta f, over the global batch of
-    the step (all micro-batches of all processes). It also measures the update |dW| / |W| of the branch's last layer.
+    the step (all micro-batches of all processes). A connection that is not numbers has no beta; the change that it
+    makes of the tokens is then measured, too. The update |dW| / |W| is of the branch's last layer.
     Each measurement is a line of branches.jsonl; at the end, branches.png shows them over depth and training.
 
     If shortcuts are learned, or attention over depth replaces them, the mixing matrix of the step is written to
@@ -224,7 +192,7 @@ class BranchNorms(Callback):
         if not self._before:
             return
         sums = self._observed.sums.to(task.device)
-        x, f = root_mean_squares(trainer.strategy.reduce(sums, reduce_op="sum"))
+        terms = root_mean_squares(trainer.strategy.reduce(sums, reduce_op="sum"))
         updates = []  # |dW| / |W| of the last layer of every branch
         for before, after in zip(self._before, self._weights(task), strict=True):
             moved = _length(after.detach() - before)  # on all ranks
@@ -232,9 +200,10 @@ class BranchNorms(Callback):
         self._before = []
         folder = run_folder(trainer)
         if trainer.is_global_zero:
-            ratios = [_divide(added, stream) for added, stream in zip(f, x, strict=True)]
+            pairs = zip(terms["f"], terms["x"], strict=True)
+            ratios = [_divide(added, stream) for added, stream in pairs]
             values: dict[str, float] = {}
-            for name, row in {"x": x, "f": f, "ratio": ratios, "update": updates}.items():
+            for name, row in {**terms, "ratio": ratios, "update": updates}.items():
                 for k, value in enumerate(row):
                     values[f"{name}_{k}"] = value
             record(trainer, folder / BRANCHES, values, {"branches": self._ends}, {})
@@ -279,6 +248,8 @@ def draw(measured: list[history.Measurement], path: Path) -> None:
     with explain(f"cannot draw {path}, its history lacks", KeyError, TypeError):
         branches = len(measured[-1].metadata["branches"])
         for name, title in TITLES.items():
+            if name == "change" and "change_0" not in measured[-1].values:
+                continue
             rows = []
             for k in range(branches):
                 rows.append([measurement.values[f"{name}_{k}"] for measurement in measured])
