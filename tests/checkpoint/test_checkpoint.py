@@ -157,7 +157,7 @@ CARDS = {
     "kind": ((*NET, "schedule"), "steep", ("schedule", "'steep'", "linear", "--trust")),
     "unknown": ((*NET, "dimm"), 3, "dimm"),
     "no-net": (("net",), None, "net"),
-    "block": (("net", "class_path"), "uvit_decay.nn.block.Mlp", "uvit_decay.nn.block.Mlp"),
+    "block": (("net", "class_path"), "uvit_decay.nn.layers.Mlp", "uvit_decay.nn.layers.Mlp"),
     "program": (("net",), {"class_path": "subprocess.Popen", "init_args": {}}, "subprocess.Popen"),
     "through": (
         ("net",),

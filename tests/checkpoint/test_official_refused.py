@@ -19,7 +19,7 @@ from uvit_decay.checkpoint import load
 from uvit_decay.checkpoint.convert import export_file, import_official, official_state
 from uvit_decay.checkpoint.official.common import build_on_meta
 from uvit_decay.nn import MAE, SiT, ViT
-from uvit_decay.nn.block import Mlp
+from uvit_decay.nn.layers import Mlp
 
 
 def named(*names):
@@ -127,6 +127,7 @@ EXTRAS = {  # options of networks that no official layout has
     "[[1.0, 1.0], [0.9, 1.0],": dict(schedule=[1.0, 0.9] * 5),
     "qk_norm": dict(qk_norm=True),
     "norm_type": dict(norm_type="rms"),
+    "mlp": dict(mlp="swiglu"),
 }
 
 
@@ -151,7 +152,7 @@ def test_a_network_of_no_official_family_is_refused(tmp_path):
     path = ours(tmp_path)
     card = read_description(path)
     save_file(Mlp(2, 3).state_dict(), path, {"uvit_decay": json.dumps(card)})
-    redescribe(path, net={"class_path": "uvit_decay.nn.block.Mlp", "init_args": {"dim": 2, "hidden": 3}})
+    redescribe(path, net={"class_path": "uvit_decay.nn.layers.Mlp", "init_args": {"dim": 2, "hidden": 3}})
     with raises_user_error("Mlp", ".safetensors"):
         export_file(path, tmp_path / "official.pth")
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from uvit_decay.nn.block import attention
+from uvit_decay.nn.layers import attention
 
 
 def inputs(dtype):

@@ -11,7 +11,8 @@ from torch.nn import functional
 
 from uvit_decay.decay.weights import Weighted, weighted
 from uvit_decay.nn import MAE, ViT
-from uvit_decay.nn.block import AdaLNBlock, Attention, Block
+from uvit_decay.nn.block import AdaLNBlock, Block
+from uvit_decay.nn.layers import Attention, LayerFactory
 from uvit_decay.tasks.optim.options import Optimization
 
 both_types = pytest.mark.parametrize("norm_type", ["layer", "rms"])
@@ -54,7 +55,7 @@ def tokens(*shape):
 
 @both_types
 def test_a_block_of_u_vit_is_its_formula(norm_type):
-    block = random_weights(Block(24, 3, qk_norm=True, norm_type=norm_type)).double()
+    block = random_weights(Block(24, 3, LayerFactory(qk_norm=True, norm_type=norm_type))).double()
     w, x = block.state_dict(), tokens(2, 7, 24)
     assert ("norm1.bias" in w) == ("attn.q_norm.bias" in w) == (norm_type == "layer")
     h = 0.9 * x + attended(normed(x, w, "norm1", norm_type, 1e-5), w, 3, norm_type, 1e-5)
@@ -65,7 +66,7 @@ def test_a_block_of_u_vit_is_its_formula(norm_type):
 
 @both_types
 def test_a_block_of_sit_is_its_formula(norm_type):
-    block = random_weights(AdaLNBlock(24, 3, qk_norm=True, norm_type=norm_type)).double()
+    block = random_weights(AdaLNBlock(24, 3, LayerFactory(qk_norm=True, norm_type=norm_type))).double()
     w, x, c = block.state_dict(), tokens(2, 7, 24), tokens(2, 24)
     assert not [name for name in w if name.startswith("norm")], "shift and scale are those of the condition"
     m = functional.linear(functional.silu(c), w["adaLN_modulation.1.weight"], w["adaLN_modulation.1.bias"])
@@ -118,7 +119,9 @@ def test_under_autocast_statistics_are_float32_and_attention_is_not(kind, norm_t
 
 @both_types
 def test_attention_in_bfloat16_alone_stays_in_it(norm_type):
-    attention, x = random_weights(Attention(24, 3, True, norm_type)), tokens(2, 7, 24).float()
+    factory = LayerFactory(norm_type=norm_type, qk_norm=True)
+    attention = random_weights(factory.build_attention(24, 3, qkv_bias=True, eps=1e-5))
+    x = tokens(2, 7, 24).float()
     rough = attention.bfloat16()(x.bfloat16())
     torch.testing.assert_close(rough.float(), attention.float()(x), rtol=0.05, atol=0.05)
     assert rough.dtype == torch.bfloat16

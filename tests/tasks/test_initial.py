@@ -78,6 +78,7 @@ def test_positions_of_another_size_are_interpolated_as_published(mae, size):
     ("net", "message"),
     [
         (lambda: small_vit(alpha_min=1.0), ("net.alpha_min 0.7", "1.0", "`model.net.alpha_min` 0.7")),
+        (lambda: small_vit(mlp="swiglu"), ("net.mlp gelu", "swiglu", "`model.net.mlp` gelu")),
         (lambda: small_vit(qk_norm=True), ("net.qk_norm False", "True", "`model.net.qk_norm` false")),
         (
             lambda: small_vit(dim=32, depth=4),
@@ -85,7 +86,7 @@ def test_positions_of_another_size_are_interpolated_as_published(mae, size):
         ),
         (lambda: ResNet(8, 1, width=8, depth=8, num_classes=10, pixels="unit"), ("MAE", "ResNet")),
     ],
-    ids=["alphas", "qk_norm", "two", "class"],
+    ids=["alphas", "mlp", "qk_norm", "two", "class"],
 )
 def test_an_encoder_of_another_architecture_is_refused_with_the_flag(mae, net, message):
     with raises_user_error(message):

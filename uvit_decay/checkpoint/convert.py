@@ -273,6 +273,7 @@ def official_state(net: nn.Module, state: Mapping[str, Tensor], where: Path) -> 
         "output_skip": net.output_skip is not None,
         "qk_norm": net.config["qk_norm"],
         "norm_type": net.config["norm_type"] != "layer",
+        "mlp": net.config["mlp"] != "gelu",
     }
     for name, is_there in extras.items():
         if is_there:

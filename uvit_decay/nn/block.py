@@ -1,4 +1,4 @@
-"""Pre-norm transformer blocks, whose branches have connections (`uvit_decay.decay.connection`), and their layers.
+"""Pre-norm transformer blocks, whose branches have connections (`uvit_decay.decay.connection`).
 
 `Block` is used by U-ViT, ViT and MAE, `AdaLNBlock` by SiT. Parameters have the official names. The residual stream x
 keeps its dtype, float32 under autocast; only the outputs of branches have autocast's dtype.
@@ -13,100 +13,15 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 
 from uvit_decay.decay.connection import Connection, State, Tokens
 from uvit_decay.decay.weights import Weighted
 from uvit_decay.nn.base import Rows
+from uvit_decay.nn.layers import PUBLISHED, LayerFactory
 from uvit_decay.nn.long_skips import MergeWeights, merge_linear, scale_skip
 from uvit_decay.runtime.precision import without_autocast
-from uvit_decay.terminal.errors import UserError, check_choice
 
-Heads = Float[Tensor, "b h n k"]
-NormType = Literal["layer", "rms"]
-Norm = nn.LayerNorm | nn.RMSNorm
 SkipMerge = Literal["add", "concat"]
-
-
-def attention(q: Heads, k: Heads, v: Heads) -> Heads:
-    """Return softmax(q k^T / sqrt(k)) v for each head, computed in the fastest way for device, dtype and mode."""
-    # A frozen network gets no gradient, even if gradients are enabled.
-    trains = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    if trains and q.device.type == "cpu" and q.dtype == torch.bfloat16:
-        return _plain_attention(q, k, v)
-    return scaled_dot_product_attention(q, k, v)
-
-
-def _plain_attention(q: Heads, k: Heads, v: Heads) -> Heads:
-    """Return `attention` by two matrix products; the backward pass needs the weights of all pairs of tokens."""
-    batch, heads, _, channels = q.shape
-    # Contiguous, because products of strided tensors take twice as long.
-    q = q.flatten(0, 1)
-    k = k.flatten(0, 1)
-    v = v.flatten(0, 1)
-    unused = q.new_empty(())  # with beta = 0 it is not read; alpha is the scale, without another pass over q
-    logits = torch.baddbmm(unused, q, k.transpose(1, 2), beta=0, alpha=channels**-0.5)
-    weights = logits.softmax(dim=-1)
-    return (weights @ v).unflatten(0, (batch, heads))
-
-
-def build_norm(kind: NormType, dim: int, eps: float, affine: bool = True) -> Norm:
-    """Return a norm over the last `dim` values; with `affine` it has learnable scales, and LayerNorm also biases."""
-    check_choice(NormType, norm_type=kind)
-    norm_class = nn.RMSNorm if kind == "rms" else nn.LayerNorm
-    return norm_class(dim, eps, elementwise_affine=affine)
-
-
-def norm_heads(norm: Norm, x: Float[Tensor, "b h n k"]) -> Float[Tensor, "b h n k"]:
-    """Norm queries or keys over the k channels of each head and token, in the dtype of the norm's scales.
-
-    Under autocast x is bfloat16, but the scales, and so the statistics, are float32. The result has the dtype of x.
-    """
-    return norm(x.to(norm.weight.dtype)).to(x.dtype)
-
-
-class Attention(nn.Module):
-    """Multi-head self-attention; the rows of `qkv` are ordered [q; k; v], each (head, channel).
-
-    `qk_norm` is the kind of norm of queries and keys, None for no norm. It is over the channels of a head, before the
-    product of queries and keys, with scales that all heads share. Names are timm's; see ViT-22B (Dehghani et al., ICML
-    2023) and Stable Diffusion 3 (Esser et al., ICML 2024).
-    """
-
-    def __init__(
-        self, dim: int, heads: int, qkv_bias: bool = False, qk_norm: NormType | None = None, eps: float = 1e-5
-    ) -> None:
-        super().__init__()
-        if dim % heads:
-            raise UserError(f"dim {dim} is not divisible by heads {heads}")
-        self.heads = heads
-        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
-        self.q_norm: Norm | None = None
-        self.k_norm: Norm | None = None
-        if qk_norm is not None:
-            self.q_norm = build_norm(qk_norm, dim // heads, eps)
-            self.k_norm = build_norm(qk_norm, dim // heads, eps)
-        self.proj = nn.Linear(dim, dim)
-
-    def forward(self, x: Tokens) -> Tokens:
-        q, k, v = self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        if self.q_norm is not None:
-            q = norm_heads(self.q_norm, q)
-            k = norm_heads(self.k_norm, k)
-        return self.proj(attention(q, k, v).transpose(1, 2).flatten(2))
-
-
-class Mlp(nn.Module):
-    """Two linear layers around a GELU, the exact (erf) one or its approximation by tanh."""
-
-    def __init__(self, dim: int, hidden: int, approximate: Literal["none", "tanh"] = "none") -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(dim, hidden)
-        self.act = nn.GELU(approximate)
-        self.fc2 = nn.Linear(hidden, dim)
-
-    def forward(self, x: Tokens) -> Tokens:
-        return self.fc2(self.act(self.fc1(x)))
 
 
 class Block(nn.Module):
@@ -115,25 +30,23 @@ class Block(nn.Module):
     `connections` are those of the two branches; a network replaces the plain ones.
     """
 
-    last_layers = ("attn.proj", "mlp.fc2")
     gates = ()
 
     def __init__(
         self,
         dim: int,
         heads: int,
-        mlp_ratio: float = 4.0,
+        factory: LayerFactory = PUBLISHED,
         qkv_bias: bool = False,
         skip: bool = False,
         eps: float = 1e-5,
-        qk_norm: bool = False,
-        norm_type: NormType = "layer",
     ) -> None:
         super().__init__()
-        self.norm1 = build_norm(norm_type, dim, eps)
-        self.attn = Attention(dim, heads, qkv_bias, norm_type if qk_norm else None, eps)
-        self.norm2 = build_norm(norm_type, dim, eps)
-        self.mlp = Mlp(dim, int(dim * mlp_ratio))
+        self.norm1 = factory.build_norm(dim, eps)
+        self.attn = factory.build_attention(dim, heads, qkv_bias, eps)
+        self.norm2 = factory.build_norm(dim, eps)
+        self.mlp = factory.build_mlp(dim)
+        self.last_layers = ("attn.proj", f"mlp.{self.mlp.last_layer}")
         self.skip_linear = nn.Linear(2 * dim, dim) if skip else None
         self.connections: tuple[Connection, Connection] = (Weighted(), Weighted())
 
@@ -167,8 +80,8 @@ class Block(nn.Module):
 
         Training with a small alpha_min is stable only with this initialisation.
         """
-        zero_linear(self.attn.proj)
-        zero_linear(self.mlp.fc2)
+        for layer in self.last_layers:
+            zero_linear(self.get_submodule(layer))
 
 
 class AdaLNBlock(nn.Module):
@@ -178,23 +91,21 @@ class AdaLNBlock(nn.Module):
     x + W s + b (`add`, the authors' SiT) or W [x, s] + b (`concat`, as in U-ViT). A gate is part of a branch's output.
     """
 
-    last_layers = ("attn.proj", "mlp.fc2")
     gates = (Rows("adaLN_modulation.1", 2, 6), Rows("adaLN_modulation.1", 5, 6))
 
     def __init__(
         self,
         dim: int,
         heads: int,
-        mlp_ratio: float = 4.0,
+        factory: LayerFactory = PUBLISHED,
         skip: SkipMerge | None = None,
-        qk_norm: bool = False,
-        norm_type: NormType = "layer",
     ) -> None:
         super().__init__()
-        self.norm1 = build_norm(norm_type, dim, eps=1e-6, affine=False)
-        self.attn = Attention(dim, heads, qkv_bias=True, qk_norm=norm_type if qk_norm else None, eps=1e-6)
-        self.norm2 = build_norm(norm_type, dim, eps=1e-6, affine=False)
-        self.mlp = Mlp(dim, int(dim * mlp_ratio), "tanh")
+        self.norm1 = factory.build_norm(dim, eps=1e-6, affine=False)
+        self.attn = factory.build_attention(dim, heads, qkv_bias=True, eps=1e-6)
+        self.norm2 = factory.build_norm(dim, eps=1e-6, affine=False)
+        self.mlp = factory.build_mlp(dim, "tanh")
+        self.last_layers = ("attn.proj", f"mlp.{self.mlp.last_layer}")
         self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(dim, 6 * dim))
         self.concat = skip == "concat"
         self.skip: nn.Linear | None = None
@@ -242,9 +153,9 @@ class AdaLNBlock(nn.Module):
 class AdaLNHead(nn.Module):
     """Output head: norm modulated by the condition c, then a linear map to `out` values per token; without autocast."""
 
-    def __init__(self, dim: int, out: int, norm_type: NormType = "layer") -> None:
+    def __init__(self, dim: int, out: int, factory: LayerFactory = PUBLISHED) -> None:
         super().__init__()
-        self.norm_final = build_norm(norm_type, dim, eps=1e-6, affine=False)
+        self.norm_final = factory.build_norm(dim, eps=1e-6, affine=False)
         self.linear = nn.Linear(dim, out)
         self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(dim, 2 * dim))
 

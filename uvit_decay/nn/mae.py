@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from uvit_decay import decay
 from uvit_decay.nn.arguments import Wiring, collect_arguments
 from uvit_decay.nn.base import DataLayers
-from uvit_decay.nn.block import NormType, build_norm
 from uvit_decay.nn.embed import Pixels, patchify, unpatchify
+from uvit_decay.nn.layers import MlpType, NormType
 from uvit_decay.nn.long_skips import MergeWeights, SkipGate, SkipPlan, SkipScale, scale_skip
 from uvit_decay.nn.vit import EPS, Encoder, positions
 from uvit_decay.runtime.precision import without_autocast
@@ -115,6 +115,7 @@ class MAE(Encoder, pipeline_tag="image-feature-extraction"):
         norm_type: kind of all norms, also of queries and keys: `layer` (official) or `rms`, RMSNorm.
         skip_scale: factor of the encoder's states in SkipLayers: a number, `kappa:0.7`, `learned`, `learned-each`,
             `stream` or `stream:0.8`, see `uvit_decay.nn.long_skips`; 1 is the authors' network.
+        mlp: kind of the MLPs: `gelu` (official) or `swiglu`, gated, with two thirds of the hidden width (LightningDiT).
     """
 
     data_layers = DataLayers(("patch_embed", "decoder_pred"), ("pos_embed", "decoder_pos_embed"))
@@ -147,6 +148,7 @@ class MAE(Encoder, pipeline_tag="image-feature-extraction"):
         qk_norm: bool = False,
         norm_type: NormType = "layer",
         skip_scale: SkipScale = 1.0,
+        mlp: MlpType = "gelu",
     ) -> None:
         config = collect_arguments(locals())
         if wiring == "decayed":
@@ -160,7 +162,7 @@ class MAE(Encoder, pipeline_tag="image-feature-extraction"):
         super().__init__(config)
         self.pos_embed.requires_grad_(False)
         if config["norm"]:
-            self.norm = build_norm(norm_type, dim, EPS)
+            self.norm = self.factory.build_norm(dim, EPS)
 
         if config["decoder_input"] == "latent":
             self.mask_token = nn.Parameter(torch.empty(1, 1, decoder_dim))
@@ -173,7 +175,7 @@ class MAE(Encoder, pipeline_tag="image-feature-extraction"):
         # The authors also build SkipLayers that no decoder block reads, which DistributedDataParallel refuses.
         count = min(depth // 2, decoder_depth) if config["skips"] else 0
         self.skip = nn.ModuleList([SkipLayer(dim, decoder_dim) for _ in range(count)])
-        self.decoder_norm = build_norm(norm_type, decoder_dim, EPS)
+        self.decoder_norm = self.factory.build_norm(decoder_dim, EPS)
         self.decoder_pred = nn.Linear(decoder_dim, patch_size**2 * channels)
         self.init_weights()
         if config["zero_init"]:

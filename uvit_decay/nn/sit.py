@@ -27,10 +27,11 @@ from torch import Tensor, nn
 from uvit_decay import decay
 from uvit_decay.nn.arguments import Wiring, check_sizes, collect_arguments
 from uvit_decay.nn.base import DataLayers, DecayedNet
-from uvit_decay.nn.block import AdaLNBlock, AdaLNHead, NormType, SkipMerge, Tokens, init_linears
+from uvit_decay.nn.block import AdaLNBlock, AdaLNHead, SkipMerge, Tokens, init_linears
 from uvit_decay.nn.embed import LabelEmbedder, PatchEmbed, TimestepEmbedder, sincos_positions, unpatchify
 from uvit_decay.nn.inputs import check_images, check_times
 from uvit_decay.nn.intermediates import block_layers
+from uvit_decay.nn.layers import LayerFactory, MlpType, NormType
 from uvit_decay.nn.long_skips import SkipScale, plan_mirrored_skips
 from uvit_decay.nn.output_skip import OutputSkipKind, build_output_skip
 from uvit_decay.runtime.constants import LEVEL_ROUNDING, LEVELS
@@ -74,6 +75,7 @@ class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
             `stream:0.8`, see `uvit_decay.nn.long_skips`; 1 is the published network.
         output_skip: `none`, or `learned`: return a(t) x + b(t) times the prediction, with learned a and b that start at
             0 and 1, see `uvit_decay.nn.output_skip`.
+        mlp: kind of the MLPs: `gelu` (official) or `swiglu`, gated, with two thirds of the hidden width (LightningDiT).
     """
 
     data_layers = DataLayers(
@@ -110,6 +112,7 @@ class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         learned_variance: bool = False,
         skip_scale: SkipScale = 1.0,
         output_skip: OutputSkipKind = "none",
+        mlp: MlpType = "gelu",
     ) -> None:
         super().__init__()
         self.config: dict[str, Any] = collect_arguments(locals())
@@ -134,14 +137,15 @@ class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
             self.y_embedder = LabelEmbedder(num_classes + self.null_label, dim)
         # Fixed, but a parameter, because published state_dicts contain it and their EMA includes it.
         self.pos_embed = nn.Parameter(sincos_positions(image_size // patch_size, dim)[None], requires_grad=False)
-        block = partial(AdaLNBlock, dim, heads, mlp_ratio, qk_norm=qk_norm, norm_type=norm_type)
+        factory = LayerFactory.of(self.config)
+        block = partial(AdaLNBlock, dim, heads, factory)
         if wiring == "official":
             self.blocks = nn.ModuleList([block() for _ in range(depth)])
         else:
             self.enc_blocks = nn.ModuleList([block() for _ in range(depth // 2)])
             self.dec_blocks = nn.ModuleList([block(skip=skip) for _ in range(depth // 2)])
         values = patch_size**2 * channels
-        self.final_layer = AdaLNHead(dim, 2 * values if learn_sigma else values, norm_type)
+        self.final_layer = AdaLNHead(dim, 2 * values if learn_sigma else values, factory)
 
         self.record_shortcuts(decay.shortcuts(depth, alpha_min, schedule, granularity, index, branches))
         self.layers = block_layers(self.find_decayed_blocks(), denoiser=True)

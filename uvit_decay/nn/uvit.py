@@ -21,10 +21,11 @@ from torch import Tensor, nn
 from uvit_decay import decay
 from uvit_decay.nn.arguments import check_sizes, collect_arguments
 from uvit_decay.nn.base import DataLayers, DecayedNet
-from uvit_decay.nn.block import Block, NormType, Tokens, build_norm, init_linears
+from uvit_decay.nn.block import Block, Tokens, init_linears
 from uvit_decay.nn.embed import PatchEmbed, timestep_embedding, unpatchify
 from uvit_decay.nn.inputs import check_images, check_times
 from uvit_decay.nn.intermediates import block_layers
+from uvit_decay.nn.layers import LayerFactory, MlpType, NormType
 from uvit_decay.nn.long_skips import SkipScale, plan_mirrored_skips
 from uvit_decay.nn.output_skip import OutputSkipKind, build_output_skip
 from uvit_decay.runtime.precision import without_autocast
@@ -67,6 +68,7 @@ class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
             `stream:0.8`, see `uvit_decay.nn.long_skips`; 1 is the official network.
         output_skip: `none`, or `learned`: return a(t) x + b(t) times the prediction, with learned a and b that start at
             0 and 1, see `uvit_decay.nn.output_skip`.
+        mlp: kind of the MLPs: `gelu` (official) or `swiglu`, gated, with two thirds of the hidden width (LightningDiT).
     """
 
     data_layers = DataLayers(("patch_embed", "decoder_pred", "final_layer"), ("pos_embed",), "label_emb.weight")
@@ -99,6 +101,7 @@ class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         norm_type: NormType = "layer",
         skip_scale: SkipScale = 1.0,
         output_skip: OutputSkipKind = "none",
+        mlp: MlpType = "gelu",
     ) -> None:
         super().__init__()
         self.config: dict[str, Any] = collect_arguments(locals())
@@ -121,11 +124,12 @@ class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         if num_classes:
             self.label_emb = nn.Embedding(num_classes + self.null_label, dim)
         self.pos_embed = nn.Parameter(torch.zeros(1, self.num_prefix_tokens + self.patch_embed.tokens, dim))
-        block = partial(Block, dim, heads, mlp_ratio, qkv_bias, qk_norm=qk_norm, norm_type=norm_type)
+        factory = LayerFactory.of(self.config)
+        block = partial(Block, dim, heads, factory, qkv_bias)
         self.in_blocks = nn.ModuleList([block() for _ in range(depth // 2)])
         self.mid_block = block()
         self.out_blocks = nn.ModuleList([block(skip=skip) for _ in range(depth // 2)])
-        self.norm = build_norm(norm_type, dim, eps=1e-5)
+        self.norm = factory.build_norm(dim, eps=1e-5)
         self.decoder_pred = nn.Linear(dim, patch_size**2 * channels)
         self.final_layer = nn.Conv2d(channels, channels, 3, padding=1) if conv else nn.Identity()
 

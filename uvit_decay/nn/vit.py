@@ -20,10 +20,11 @@ from torch import Tensor, nn
 from uvit_decay import decay
 from uvit_decay.nn.arguments import check_sizes, collect_arguments
 from uvit_decay.nn.base import DecayedNet
-from uvit_decay.nn.block import Block, NormType, Tokens, build_norm, init_linears
+from uvit_decay.nn.block import Block, Tokens, init_linears
 from uvit_decay.nn.embed import PatchEmbed, Pixels, PixelScale, sincos_positions
 from uvit_decay.nn.inputs import check_images
 from uvit_decay.nn.intermediates import block_layers
+from uvit_decay.nn.layers import LayerFactory, MlpType, NormType
 from uvit_decay.runtime.precision import without_autocast
 from uvit_decay.terminal.errors import UserError
 from uvit_decay.terminal.typed import check_types
@@ -45,6 +46,7 @@ class Encoder(DecayedNet):
         super().__init__()
         check_sizes({"num_classes": 0, **config})
         self.config = config
+        self.factory = LayerFactory.of(config)
         self.checkpointing = config["checkpointing"]
         self.image_size = config["image_size"]
         self.patch_size = config["patch_size"]
@@ -62,12 +64,7 @@ class Encoder(DecayedNet):
 
     def block_list(self, dim: int, heads: int, depth: int) -> nn.ModuleList:
         """Return `depth` new blocks of width `dim`, for the encoder or the decoder."""
-        mlp_ratio = self.config["mlp_ratio"]
-        options = {"qk_norm": self.config["qk_norm"], "norm_type": self.config["norm_type"]}
-        blocks = nn.ModuleList()
-        for _ in range(depth):
-            blocks.append(Block(dim, heads, mlp_ratio, qkv_bias=True, eps=EPS, **options))
-        return blocks
+        return nn.ModuleList([Block(dim, heads, self.factory, qkv_bias=True, eps=EPS) for _ in range(depth)])
 
     def init_weights(self) -> None:
         """Initialise as MAE: xavier-uniform linear maps with biases 0, class and mask tokens normal(0, 0.02)."""
@@ -125,6 +122,7 @@ class ViT(Encoder, pipeline_tag="image-feature-extraction"):
         checkpointing: recompute blocks in the backward pass of training: less memory, more time; not reentrant.
         qk_norm: norm queries and keys, each head over its channels, with learnable scales (ViT-22B, SD3, timm).
         norm_type: kind of all norms, also of queries and keys: `layer` (official) or `rms`, RMSNorm.
+        mlp: kind of the MLPs: `gelu` (official) or `swiglu`, gated, with two thirds of the hidden width (LightningDiT).
     """
 
     def __init__(
@@ -150,16 +148,17 @@ class ViT(Encoder, pipeline_tag="image-feature-extraction"):
         checkpointing: bool = False,
         qk_norm: bool = False,
         norm_type: NormType = "layer",
+        mlp: MlpType = "gelu",
     ) -> None:
         config = collect_arguments(locals())
         super().__init__(config)
         self.num_classes = num_classes
         self.pool = pool
         if norm and pool == "cls":
-            self.norm = build_norm(norm_type, dim, EPS)
+            self.norm = self.factory.build_norm(dim, EPS)
         if num_classes:
             if pool == "mean":
-                self.fc_norm = build_norm(norm_type, dim, EPS)
+                self.fc_norm = self.factory.build_norm(dim, EPS)
             head: nn.Module = nn.Linear(dim, num_classes)
             if batch_norm:
                 head = nn.Sequential(nn.BatchNorm1d(dim, eps=1e-6, affine=False), head)

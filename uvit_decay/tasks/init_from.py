@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -21,14 +21,15 @@ from uvit_decay.decay.weights import NAMES
 from uvit_decay.files.instantiate import Spec
 from uvit_decay.nn.base import DataLayers, HasDataLayers
 from uvit_decay.nn.embed import resize_positions
+from uvit_decay.nn.layers import PUBLISHED
 from uvit_decay.runs.compatibility import check_data, compare_specs
 from uvit_decay.runs.settings import Change, explain_refusal
 from uvit_decay.terminal.errors import UserError
 
 # Arguments of networks that encoders share; of a classifier image_size, num_classes and the last norm may differ.
-SHARED = ("patch_size", "channels", "dim", "depth", "heads", "mlp_ratio", "width", "stem", "pixels")
-SHARED += ("alpha_min", "schedule", "granularity", "index", "branches", "qk_norm", "norm_type")
-BEFORE = {"qk_norm": False, "norm_type": "layer"}  # of transformers whose files do not record them
+SHARED = ("patch_size", "channels", "dim", "depth", "heads", "width", "stem", "pixels")
+LAYERS = asdict(PUBLISHED)  # arguments of transformers, with the values in files that do not record them
+SHARED += ("alpha_min", "schedule", "granularity", "index", "branches", *LAYERS)
 NORMS = ("norm", "fc_norm")  # between encoder and head: new ones only standardise
 ADAPTED = ("net.image_size", "net.channels", "net.num_classes", "net.null_label")  # may differ in denoisers
 ADAPTED += ("net.learned_variance",)  # only selects which part of the output is returned; no loss trains it
@@ -127,7 +128,7 @@ def find_misfits(stored: StoredModel, net: nn.Module, spec: Spec) -> list[Change
 
 def _compare_encoders(stored: StoredModel, net: nn.Module) -> Iterator[Change]:
     """Yield the shared arguments of encoders that differ; a ResNet and a transformer are not compared."""
-    before: Mapping[str, object] = {**BEFORE, **stored.card.net.init_args}
+    before: Mapping[str, object] = {**LAYERS, **stored.card.net.init_args}
     if ("patch_size" in before) != ("patch_size" in net.config):
         return
     for name in SHARED:

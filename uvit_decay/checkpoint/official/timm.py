@@ -54,6 +54,8 @@ def timm_state(net: nn.Module, state: Mapping[str, Tensor], where: Path) -> dict
             f"{where} has the schedule {net.config['schedule']}, which has no place in the layout of timm: "
             "export .safetensors"
         )
+    if net.config["mlp"] != "gelu":
+        raise UserError(f"{where} has mlp {net.config['mlp']}, which is not in the layout of timm: export .safetensors")
     kept = {name: value.contiguous() for name, value in state.items() if name.startswith(PARTS)}
     if "head.1.weight" not in kept:
         return kept
