@@ -24,6 +24,7 @@ INNER_LOOPS = {
         "nn.block",
         "nn.embed",
         "nn.inputs",
+        "nn.layers",
     ),
     *("diffusion.denoiser", "diffusion.ode", "diffusion.sde", "diffusion.dpm_solver"),
 }
