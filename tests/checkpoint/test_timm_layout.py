@@ -85,7 +85,7 @@ def test_the_command_line_names_the_decay_and_the_licence(tmp_path, capsys):
 def test_what_timm_cannot_express_is_refused_in_one_line(tmp_path):
     target = tmp_path / "timm.pth"
     learned = our_encoder(tmp_path, ViT, **SMALL_VIT, schedule="learnable")
-    with raises_user_error("alphas", "timm"):
+    with raises_user_error("learnable", "timm"):
         export_file(learned, target, to="timm")
     with raises_user_error("UViT", "timm", "`to`"):
         export_file(ours(tmp_path), target, to="timm")
