@@ -86,10 +86,6 @@ class Sampling:
         """Network evaluations (NFE) per image, a guided one counted once; None if adaptive (see `NFECounter`)."""
         return self.method.nfe(self.num_steps)
 
-    def at_once(self, batch_size: int) -> int:
-        """Return the number of images of a batch that the network evaluates together."""
-        return 1 if self.nfe is None else batch_size
-
     def changed(self, **given: Any) -> Sampling:
         """Return these options with the `given` ones; another sampler gets its default steps, clipping and SDE."""
         defaults = {}

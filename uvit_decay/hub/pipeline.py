@@ -109,7 +109,7 @@ class DecayPipeline(DiffusionPipeline):
 
     def _states(self, sampling: Any, keys: Sequence[tuple[int, int]], labels: Sequence[int] | None) -> Tensor:
         """Return the final states (b, c, h, w); a sampler that chooses its own steps gets one image at a time."""
-        size = sampling.at_once(len(keys))
+        size = 1 if sampling.nfe is None else len(keys)
         starts = range(0, len(keys), size)
         done = []
         with self.progress_bar(total=len(starts) * sampling.num_steps) as bar:
