@@ -1,7 +1,7 @@
 """Parameters and buffers that a task holds beside its network: which are trained, and their names in checkpoints.
 
 The state_dict of a task holds its network as `net.*` and everything else as `task.*`, such as
-`task.projector.weight`. Programs that read the network of a checkpoint skip `task.*` and refuse any other name.
+`task.projector.weight`. Programs that read the network of a checkpoint skip `task.*`.
 A frozen module, all of whose parameters have requires_grad False, is left out: the task builds it again.
 """
 
