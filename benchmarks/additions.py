@@ -1,4 +1,4 @@
-"""Training steps with an addition beside the same step without it: skip scales, losses, attention over depth.
+"""Training steps with an addition beside the same step without it: skip scales and auxiliary losses.
 
 The ratio of these cases is a cost: the time with the addition over the time without it. Both sides are this project's
 code, and they train different functions, so that nothing is compared before the measurement.
@@ -53,8 +53,7 @@ def additions(setting: Setting) -> list[Addition]:
     batch = setting.size(cpu=16, gpu=256, quick=2)
     pairs = setting.size(cpu=64, gpu=64, quick=4)  # images that the dispersive loss compares
     decayed = {"schedule": "linear", "alpha_min": 0.7}
-    plain = {"alpha_min": 1.0}
-    found = [
+    return [
         Addition("skip_scale 0.9 (goal 1.02)", batch, {**decayed, "skip_scale": 0.9}, without=decayed),
         Addition("skip_scale kappa:0.7 (goal 1.02)", batch, {**decayed, "skip_scale": "kappa:0.7"}, without=decayed),
         Addition("skip_scale learned (goal 1.02)", batch, {**decayed, "skip_scale": "learned"}, without=decayed),
@@ -68,9 +67,6 @@ def additions(setting: Setting) -> list[Addition]:
         Addition("DispersiveLoss (goal 1.05)", pairs, decayed, lambda folder: [DispersiveLoss()]),
         Addition("REPA, MAE of 6 blocks", batch, decayed, lambda folder: [REPA(str(write_teacher(folder)))]),
     ]
-    for schedule in ("attnres", "attnres-4", "dar", "dar-t"):
-        found.append(Addition(f"schedule {schedule}", batch, {**plain, "schedule": schedule}, without=plain))
-    return found
 
 
 def cases(setting: Setting) -> Iterator[Case]:
