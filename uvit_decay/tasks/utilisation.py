@@ -103,8 +103,7 @@ def image_flops(task: LightningModule) -> float:
         if not name.startswith("net."):
             own[f"task.{name}"] = torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad)
     try:
-        with torch.autograd.set_detect_anomaly(False):  # it reads values
-            return measure_flops(loss, lambda: functional_call(loss, own, batch).backward()) / count
+        return measure_flops(loss, lambda: functional_call(loss, own, batch).backward()) / count
     finally:
         task.net = net
 

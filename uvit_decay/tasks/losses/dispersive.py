@@ -32,7 +32,7 @@ class DispersiveLoss(AuxiliaryLoss):
     z_i are all tokens and channels of image i, without a norm. The B zeros of the diagonal are included, so the loss is
     never below -log B. The B images are one micro-batch of one process, as in the authors' code: B is part of the
     recipe, of the name in logs, and of the checkpoint. The gradient of a pair is proportional to exp(-d_ij / tau): it
-    vanishes if the states are farther apart than a few tau; the logged figure `gradient_left` is the rest of it.
+    vanishes if the states are farther apart than a few tau. The logged `gradient_left` is the share that is left.
 
     The loss rewards long states, and so distinguishes a decayed network, whose stream is short, from its `gain` form.
     `length: free` first divides the states by their root mean square over the batch: an unpublished control.
