@@ -85,12 +85,6 @@ def test_what_nothing_measures_is_refused(tmp_path):
         fit(tmp_path, BestCheckpoint("val/los"), max_steps=3, **VALIDATED)
 
 
-def test_an_evaluation_counts_once_whatever_the_micro_batches(tmp_path, caplog):
-    fit(tmp_path, Measured(2), BestCheckpoint("nonsense"), max_steps=5, data=Digits(32, device_batch_size=8))
-    lines = [line for line in caplog.messages if line.startswith("BestCheckpoint") and "nonsense" in line]
-    assert len(lines) == 3  # at steps 2 and 4, and at the end
-
-
 def rank_of_two(folder, rank):
     """Return the best value and its file on a rank; only rank 0 measures."""
     best = BestCheckpoint("fd")

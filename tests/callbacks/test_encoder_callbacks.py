@@ -24,41 +24,33 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory):
-    """Return the run folder of a small MAE of digits, probed at steps 10 and 20, and its losses."""
+    """Return the run folder of a small MAE of digits, probed at steps 10 and 20."""
     folder = tmp_path_factory.mktemp("mae")
     probes = LinearProbes(every_n_steps=10, layers=(0, "blocks.1"), pool="cls", **SMALL)
-    losses, *_ = fit(folder, probes, Reconstructions(every_n_steps=10, num=6), max_steps=20, task=mae_task())
-    return folder, losses
+    fit(folder, probes, Reconstructions(every_n_steps=10, num=6), max_steps=20, task=mae_task())
+    return folder
 
 
 def test_an_encoder_is_probed_while_it_trains_as_afterwards(pretrained):
-    folder, _ = pretrained
-    first, last = history.read(folder / "probes.jsonl")
+    first, last = history.read(pretrained / "probes.jsonl")
     assert (first.step, last.step) == (10, 20)
     tracked = {"tracked_knn", "tracked_spectrum_entropy_of_cls", "tracked_effective_rank_exp_of_cls"}
     assert {"best_accuracy", *tracked} <= last.values.keys()
     assert (last.metadata["tracked"], last.metadata["pool"]) == ("blocks.1", "cls")
     assert (last.metadata["times"], last.metadata["input"]) == ([0.0], "clean images")
-    rows = [line.split(",")[:4] for line in (folder / "probes.csv").read_text().splitlines()[1:]]
+    rows = [line.split(",")[:4] for line in (pretrained / "probes.csv").read_text().splitlines()[1:]]
     assert rows == [["0", "embeddings", "embeddings", "0.0"], ["2", "blocks.1", "encoder", "0.0"]]
 
-    data, found = Digits(), checkpoint.load(folder / "checkpoints" / "last.ckpt")
+    data, found = Digits(), checkpoint.load(pretrained / "checkpoints" / "last.ckpt")
     data.setup()
     grid = Prober(found.net, found.path, data, Probing(layers=("2",), pool="cls", **SMALL), CPU).grid(Processes())
     for name, value in grid.average_layer(2).items():
         assert value == pytest.approx(last.values[f"tracked_{name}"], rel=1e-6), name
 
 
-def test_callbacks_change_no_training(pretrained, tmp_path):
-    losses, *_ = fit(tmp_path, max_steps=20, task=mae_task())
-    assert losses == pretrained[1]
-    assert sum(losses[-5:]) < sum(losses[:5])
-
-
 def test_reconstructions_show_the_same_images_and_masks_at_every_step(pretrained):
-    folder, _ = pretrained
-    steps = [np.asarray(Image.open(folder / "reconstructions" / f"step_{n:08d}.png")) for n in (10, 20)]
-    assert np.array_equal(steps[1], np.asarray(Image.open(folder / "reconstructions.png")))
+    steps = [np.asarray(Image.open(pretrained / "reconstructions" / f"step_{n:08d}.png")) for n in (10, 20)]
+    assert np.array_equal(steps[1], np.asarray(Image.open(pretrained / "reconstructions.png")))
     (first, second), cell = steps, 96 + 4
     assert first.shape == (22 + 6 * cell + 4, 3 * cell + 4, 3)
     assert np.array_equal(first[:, : 2 * cell], second[:, : 2 * cell])
@@ -68,11 +60,10 @@ def test_reconstructions_show_the_same_images_and_masks_at_every_step(pretrained
 
 
 def test_a_checkpoint_reconstructs_what_the_callback_did(pretrained, tmp_path, monkeypatch, capsys):
-    folder, _ = pretrained
-    options = ["--ckpt", folder / "checkpoints" / "last.ckpt", "--images", "digits:test"]
+    options = ["--ckpt", pretrained / "checkpoints" / "last.ckpt", "--images", "digits:test"]
     evaluate(monkeypatch, tmp_path, "reconstruct", *options, "--num", 6)
     find_line(capsys.readouterr().out, "reconstructions.png", "6 of digits-test", "75%")
-    ours, theirs = (np.asarray(Image.open(path / "reconstructions.png")) for path in (tmp_path, folder))
+    ours, theirs = (np.asarray(Image.open(path / "reconstructions.png")) for path in (tmp_path, pretrained))
     assert np.abs(ours.astype(int) - theirs).max() <= 1
     line = refused(monkeypatch, tmp_path, capsys, "reconstruct", *options, "--mask-ratio", 0.99)
     find_line(line, "--mask-ratio", 0.99)

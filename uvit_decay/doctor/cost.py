@@ -63,7 +63,9 @@ def estimate_callbacks(run: Plan, found: Measurements) -> Iterator[Finding]:
 
 def estimate_evaluations(run: Plan, found: Measurements) -> float:
     """Return the seconds of all evaluations of the callbacks until the end of the run."""
-    count = sum(_count_times(callback, run, found) * each for callback, each in found.evaluations.items())
+    count = 0
+    for callback, evaluations in found.evaluations.items():
+        count += _count_times(callback, run, found) * evaluations
     return count * _forward_seconds(run, found)
 
 

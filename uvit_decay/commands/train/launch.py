@@ -198,9 +198,9 @@ class Launch(LightningCLI):
             given["strategy"] = Sharded()
         is_default = given["logger"] in (None, True)  # Lightning's own logger, which makes folders
         if not is_default and not any(map(makes_folders, loggers)):
-            paths = self._get(self.config, "data.class_path"), self._get(self.config, "model.init_args.net.class_path")
-            name = "_".join(path.rpartition(".")[2] for path in paths)
-            folder = RunFolder(name.lower(), given["default_root_dir"] or "runs")
+            data = self._get(self.config, "data.class_path").rpartition(".")[2]
+            net = self._get(self.config, "model.init_args.net.class_path").rpartition(".")[2]
+            folder = RunFolder(f"{data}_{net}".lower(), given["default_root_dir"] or "runs")
             given["logger"] = [*filter(None, loggers), folder]
         chosen = as_list(given["callbacks"])
         has_bar = any(isinstance(callback, ProgressBar) for callback in chosen)
