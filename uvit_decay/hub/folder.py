@@ -60,22 +60,16 @@ def export_folder(
         raise UserError(f"`license` {license!r}: give its short name on the Hub, such as mit or cc-by-nc-4.0")
     check_writable(target, folder=True)
     with claim_paths(target):
-        _check_empty(target)
+        for path in sorted(target.iterdir()):
+            if path.name not in (LOCK, UNFINISHED):
+                line = f"cannot export to {target}: the folder is not empty ({path.name})"
+                raise UserError(f"{line}; give a new or an empty folder")
         checkpoint = load(source, weights)
         checkpoint.check_denoiser()
         autoencoder = decoder(checkpoint.card.latents, vae, "cpu")
         readme = model_card(checkpoint, target.resolve().name, license)
         _write_folder(target, checkpoint, build_pipeline(checkpoint, autoencoder), readme)
     return _usage(target, checkpoint)
-
-
-def _check_empty(folder: Path) -> None:
-    """Raise a UserError if a claimed folder holds anything but what a killed export prepared."""
-    for path in sorted(folder.iterdir()):
-        if path.name not in (LOCK, UNFINISHED):
-            raise UserError(
-                f"cannot export to {folder}: the folder is not empty ({path.name}); give a new or an empty folder"
-            )
 
 
 def _write_folder(target: Path, checkpoint: Checkpoint, pipeline: DecayPipeline, readme: Readme) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities import rank_zero_info
 
@@ -149,7 +148,11 @@ def continue_histories(trainer: Trainer, step: int) -> None:
         return
     if folder.resolve() == previous.resolve():
         previous = folder  # one path: the files are cut in place instead of copied
-    for name in _list_histories(trainer.callbacks):
+    names = set(HISTORIES)
+    for callback in trainer.callbacks:
+        if isinstance(callback, KeepsHistory) and callback.history_file:
+            names.add(callback.history_file)
+    for name in names:
         history.cut(step, previous / name, folder / name)
     history.cut_rows(step, previous / METRICS, folder / METRICS)
     for logger in trainer.loggers:
@@ -157,12 +160,3 @@ def continue_histories(trainer: Trainer, step: int) -> None:
             path = Path(logger.log_dir) / METRICS
             history.cut_rows(step, path, path)
             keep_rows(logger)
-
-
-def _list_histories(callbacks: Iterable[Callback]) -> list[str]:
-    """Return the names of the histories of this package, and of those that these callbacks keep."""
-    names = dict.fromkeys(HISTORIES)
-    for callback in callbacks:
-        if isinstance(callback, KeepsHistory) and callback.history_file:
-            names[callback.history_file] = None
-    return list(names)

@@ -74,7 +74,11 @@ def open_entry(contents: Any, weights: Weights | None, entry: str | None, where:
     if not isinstance(arguments, Mapping):
         arguments = {}
     notes = (note,) if note else ()
-    return Opened(state, weights, entry, arguments, _find_step(contents, entry, where), notes)
+    step = int(where.stem) if entry and where.stem.isdecimal() else 0  # SiT names its files by the step
+    for name in STEPS:
+        if name in contents:
+            step = contents[name]
+    return Opened(state, weights, entry, arguments, step, notes)
 
 
 def _find_usual(contents: Mapping[Any, Any]) -> dict[Weights, str]:
@@ -101,11 +105,3 @@ def _find_part(contents: Mapping[Any, Any], entry: str, where: Path) -> Mapping[
             raise UserError(f"{where} has no entry {entry}: there is no {part} among {', '.join(parts[:8])}")
         found = inner
     return found
-
-
-def _find_step(contents: Mapping[Any, Any], entry: str | None, where: Path) -> Any:
-    """Return the recorded step of a training file; SiT names its files by the step."""
-    for name in STEPS:
-        if name in contents:
-            return contents[name]
-    return int(where.stem) if entry and where.stem.isdecimal() else 0
