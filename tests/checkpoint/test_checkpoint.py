@@ -153,10 +153,8 @@ CARDS = {
     "depth": ((*NET, "depth"), 10**12, ("depth", 1, 1000)),
     "dim": ((*NET, "dim"), 32, "fit the network"),
     "decay": ((*NET, "alpha_min"), 0.6, "alphas"),
-    "text": ((*NET, "depth"), "2", ("depth", "'2'")),
     "kind": ((*NET, "schedule"), "steep", ("schedule", "'steep'", "linear", "--trust")),
     "unknown": ((*NET, "dimm"), 3, "dimm"),
-    "no-net": (("net",), None, "net"),
     "block": (("net", "class_path"), "uvit_decay.nn.layers.Mlp", "uvit_decay.nn.layers.Mlp"),
     "program": (("net",), {"class_path": "subprocess.Popen", "init_args": {}}, "subprocess.Popen"),
     "through": (
@@ -165,11 +163,9 @@ CARDS = {
         "uvit_decay.nn.embed.torch.nn.Linear",
     ),
     "betas": ((*PATH, "beta_max"), 0.0, ("VP", "0 < beta_min <= beta_max")),
-    "no-path": (("path", "class_path"), "uvit_decay.diffusion.noise_path.None", "uvit_decay.diffusion.noise_path.None"),
     "prediction": (("prediction",), "epss", ("prediction", "eps", "x", "velocity", "score", "'epss'")),
     "sampler": ((*SAMPLING, "sampler"), "magic", ("sampler", "'magic'", "dpm++", "--trust")),
     "guidance": ((*SAMPLING, "guidance"), float("nan"), "guidance"),
-    "field": ((*SAMPLING, "colour"), 1, "colour"),
     "latents": (("latents",), {"vae": "x"}, "latents"),
 }
 

@@ -31,15 +31,12 @@ def encoder(*without, **entries):
     return change_state(reference.finetuned_file(**reference.SMALL)["model"], *without, **entries)
 
 
-FULL, ENCODER, TUNED = (
-    kind(**reference.SMALL) for kind in (reference.full_file, reference.pretrained_file, reference.finetuned_file)
-)
+FULL, ENCODER = reference.full_file(**reference.SMALL), reference.pretrained_file(**reference.SMALL)
 RECORDED = reference.decayed_file(**reference.SMALL, min_decay=0.7)
 NO_NORM = change_state(reference.random_state(**reference.SMALL), "norm.", "decoder", "mask")
 SKIPS = tiny_sit(**DECAYED)
 HEAD = {"final_layer__linear__weight": zeros(24, 16), "final_layer__linear__bias": zeros(24)}
 MISFITS = [  # contents of a file, options of its import, and what the line names
-    (change_state(tiny(), "norm.bias"), TINY, "norm.bias"),
     (change_state(tiny(), "pos_embed"), TINY, "pos_embed"),
     (change_state(tiny(), norm3__bias=zeros(2)), TINY, ("norm3.bias", "U-ViT")),
     (change_state(tiny(), norm__bias=zeros(17)), TINY, ("norm.bias", "(17,)", "(16,)")),
@@ -49,20 +46,14 @@ MISFITS = [  # contents of a file, options of its import, and what the line name
     (change_state(tiny(), alphas=torch.ones(3)), TINY, "give `alpha_min`"),
     (tiny() | {"in_blocks.1000000000.norm1.weight": zeros(16)}, TINY, ("depth", 1000)),
     (change_state(tiny_sit(), "blocks."), TINY, "blocks.0.mlp.fc1.weight"),
-    (change_state(SKIPS, "dec_blocks."), PLAIN_SIT, "dec_blocks.0.skip.weight"),
-    (tiny_sit() | SKIPS, PLAIN_SIT, ("SiT", "blocks")),
     (change_state(tiny_sit(), **HEAD), TINY, ("24 rows", "2x2x4", 16, 32)),
     (change_state(tiny_sit(), final_layer__linear__bias=zeros(17)), TINY, "final_layer.linear"),
     (mae("decoder_"), PLAIN, "decoder_embed.weight"),
-    (mae("skip.1.", **DECAYED), PLAIN, "skip.1.mask_token"),
     (mae(**DECAYED, skip__7__mask_token=zeros(1, 1, 16)), PLAIN, "skip.7.mask_token"),
-    (mae(mask_token=zeros(1, 1, 24, dtype=torch.int64)), PLAIN, ("mask_token", "torch.int64")),
     (mae(alphas=torch.full((8,), 0.5)), PLAIN, ("0.5", "alpha_min", 1, "`alpha_min`")),
-    (encoder(norm__bias=zeros(16)), TINY_ENCODER, ("norm.bias", "vision transformer")),
     (encoder("head.", head__1__weight=zeros(5, 16)), TINY_ENCODER, "head.0.running_mean"),
     ({3: zeros(2), None: zeros(2)}, TINY, ""),
     (tiny(), ImportOptions(), ("width", 16, "depth", 4, "`heads`")),
-    (tiny(), ImportOptions(heads=3), ("dim", 16, "heads", 3)),
     (tiny(), replace(TINY, num_classes=10), ("unconditional", "`num_classes`")),
     (tiny(num_classes=10), replace(TINY, num_classes=9), ("11 rows", "`num_classes`", 10)),
     (tiny(), replace(TINY, vae="some/vae"), ("channels", 3, "`vae`")),
@@ -76,9 +67,7 @@ MISFITS = [  # contents of a file, options of its import, and what the line name
     (mae(**DECAYED), TINY_MAE, ("masked autoencoder", "`alpha_min`", "0.6", "0.7")),
     (RECORDED, PLAIN, ("min_decay 0.7", "alpha_min 1", "`alpha_min`")),
     ({**RECORDED, "args": Namespace(min_decay="low")}, TINY_MAE, ("min_decay", "float", "'low'")),
-    ({**RECORDED, "args": Namespace(norm_pix_loss=3)}, PLAIN, ("norm_pix_loss", "bool")),
     (ENCODER, replace(TINY_ENCODER, num_classes=10), ("classifier", 10, "`num_classes`")),
-    (TUNED, replace(TINY_ENCODER, num_classes=10), ("5 classes", 10, "`num_classes`")),
     ({"model": NO_NORM}, TINY_ENCODER, ("vision transformer", "`alpha_min`")),
 ]
 

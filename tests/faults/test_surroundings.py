@@ -1,4 +1,4 @@
-"""Odd circumstances: an output that nobody reads, a shared cache, no POSIX."""
+"""Odd circumstances: an output that nobody reads, a second program, a shared cache, no POSIX."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from programs import Moment
 from refusals import find_line
-from small_programs import COMMANDS, DIGITS, contents
+from small_programs import COMMANDS, DIGITS, contents, skip_unless_tried
 
 SURROUNDED = "tests/shared/surroundings.py"
 CODES = {"closed": 0, "no-reader": 141, "full-output": 2}
@@ -31,6 +31,20 @@ def test_what_cannot_be_printed_costs_no_file(small_programs, tmp_path, circumst
         find_line([program.last_line], LINES[circumstance])
         assert "Traceback" not in program.stderr
         assert "Exception ignored" not in program.stderr
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_second_program_is_refused_and_the_first_is_not_disturbed(small_programs, tmp_path, name, exhaustive):
+    skip_unless_tried(name, exhaustive, ["export"])
+    expected, _ = small_programs.undisturbed(name, tmp_path / "undisturbed")
+    folder, writing = tmp_path / "shared", Moment("replacing", 0, 0)  # it has claimed its files by then
+    first = small_programs.start(name, folder, at=writing, number=signal.SIGSTOP).stopped()
+    second = small_programs.start(name, folder)
+    assert second.wait() == 2, second.stderr
+    first.send(signal.SIGCONT)
+    find_line(second.last_line, "another program")
+    assert first.wait() == 0, first.stderr
+    assert contents(folder) == expected
 
 
 def test_two_evaluations_share_a_reference_and_a_killed_one_does_not_hold_it(small_programs, tmp_path):
