@@ -113,14 +113,6 @@ def test_the_arguments_of_a_training_run_are_used_where_the_caller_is_silent(tmp
     assert (checkpoint.path, checkpoint.card.prediction) == (GVP(), "score")
 
 
-def test_reading_arguments_trusts_their_class_no_longer_than_that(tmp_path):
-    path = save_contents(training(), tmp_path / "official.pt")
-    import_and_load(training(), tmp_path, PLAIN)
-    assert Namespace not in torch.serialization.get_safe_globals()
-    with pytest.raises(Exception, match=r"argparse\.Namespace"):
-        torch.load(path, weights_only=True)
-
-
 @pytest.mark.parametrize("options", [*VARIANTS.values(), dict(alpha_min=0.8)], ids=[*VARIANTS, "decay"])
 def test_ours_to_official_to_ours_is_equal(tmp_path, options):
     options = {"alpha_min": 0.7, **options}

@@ -4,8 +4,8 @@ import pytest
 import torch
 from conftest import same
 from mae_reference import SMALL as SMALL_MAE
-from mae_reference import decayed_file, finetuned_file
-from official_files import TINY, TINY_ENCODER, TINY_MAE, import_and_load, save_contents, tiny, tiny_sit
+from mae_reference import finetuned_file
+from official_files import TINY, TINY_ENCODER, import_and_load, save_contents, tiny, tiny_sit
 from refusals import find_line, raises_user_error
 from safetensors.torch import save_file
 
@@ -76,15 +76,6 @@ def test_the_entry_of_each_set_of_weights_is_found_and_named(tmp_path, raw, ema)
     with raises_user_error("no ema weights", raw, "`weights` raw"):
         read_official(path, "ema", TINY_ENCODER)
     assert read_official(path, None, TINY_ENCODER).card.weights == "raw"
-
-
-def test_entries_of_training_files_may_be_wrapped(tmp_path):
-    contents = {"ema": renamed(tiny_sit(), "_orig_mod."), "model": renamed(tiny_sit(seed=2), "module._orig_mod.")}
-    import_and_load(contents, tmp_path)
-    mae = decayed_file(**SMALL_MAE, min_decay=0.7)
-    wrapped = {**mae, "model": renamed(mae["model"], "_orig_mod.")}
-    names = import_and_load(mae, tmp_path, TINY_MAE).net.state_dict()
-    assert same(import_and_load(wrapped, tmp_path, TINY_MAE).net.state_dict(), names)
 
 
 def test_two_entries_of_one_name_are_refused():

@@ -119,11 +119,6 @@ def test_a_folder_that_is_no_checkpoint_is_refused(digits, tmp_path):
     save_file(load_file(digits / WEIGHTS), tmp_path / WEIGHTS)
     with raises_user_error("exported"):
         load(tmp_path)
-    content = bytearray((digits / WEIGHTS).read_bytes())
-    content[-1] ^= 1
-    (tmp_path / WEIGHTS).write_bytes(content)
-    with raises_user_error("damaged"):
-        load(tmp_path)
 
 
 def test_a_folder_comes_back_from_the_hub_as_the_same_pipeline(digits, tmp_path, monkeypatch):

@@ -89,13 +89,6 @@ def test_every_noise_path_has_a_name():
     assert {kind for kind in kinds if not kind.__abstractmethods__} == set(PATHS.values())
 
 
-def test_the_bar_counts_steps(pipeline, capsys):
-    pipeline.set_progress_bar_config()
-    pipeline(class_labels=[1, 2], sampler="heun", num_inference_steps=3)
-    pipeline.set_progress_bar_config(disable=True)
-    assert "3/3" in capsys.readouterr().err
-
-
 def test_an_adaptive_sampler_has_one_image_at_a_time(tmp_path):
     net = SiT(4, 2, 1, dim=8, depth=2, heads=2, num_classes=2)
     file = write_denoiser(tmp_path / "n.safetensors", net, Linear(), "velocity", Sampling("dopri5"), ("a", "b"))

@@ -10,6 +10,7 @@ from uvit_decay.data import Images
 from uvit_decay.runs.settings import (
     DECIDES,
     FORMS,
+    FREE,
     Change,
     allows,
     compare_settings,
@@ -53,18 +54,6 @@ def test_the_same_images_in_another_folder_are_no_other_data_and_other_images_ar
         part(moved, ckpt_path=kept)
 
 
-def test_which_settings_decide_how_training_goes_on():
-    free = "trainer.max_steps trainer.max_epochs trainer.max_time trainer.devices trainer.num_nodes trainer.strategy"
-    free += " trainer.precision trainer.log_every_n_steps trainer.callbacks.Preview.rows trainer.logger.save_dir"
-    free += " data.path data.num_workers data.device_batch_size model.compile model.sampling.steps ckpt_path"
-    free += " model.net.init trainer.callbacks.EMAs.decay"
-    assert DECIDES not in map(find_effect, free.split())
-    bound = "seed_everything data.batch_size data.flip data.classes data.class_path model.optim.lr model.net.dim"
-    bound += " model.label_dropout trainer.callbacks.EMA.decay trainer.gradient_clip_val"
-    assert {find_effect(name) for name in bound.split()} == {DECIDES}
-    assert find_effect("model.optim.optimizer") == find_effect("model.frozen") == FORMS
-
-
 def test_a_file_that_a_setting_names_is_compared_by_its_contents(tmp_path):
     paths = [tmp_path / name for name in ("a.pt", "b.pt", "other.pt")]
     for path, text in zip(paths, ("one", "one", "two"), strict=True):
@@ -84,6 +73,21 @@ def test_a_file_that_a_setting_names_is_compared_by_its_contents(tmp_path):
     (change,) = compare_settings(before, settings(paths[0]))
     assert (change.name, change.flag, change.effect) == ("model.auxiliary.REPA.teacher.sha256", "", DECIDES)
     assert not is_same_run(before, settings(paths[0]))
+
+
+@pytest.mark.parametrize(
+    ("name", "effect"),
+    [
+        ("trainer.max_steps", FREE),
+        ("trainer.callbacks.Preview.rows", FREE),
+        ("data.path", FREE),
+        ("data.batch_size", DECIDES),
+        ("trainer.callbacks.EMA.decay", DECIDES),
+        ("model.optim.optimizer", FORMS),
+    ],
+)
+def test_the_longest_name_says_what_a_setting_does(name, effect):
+    assert find_effect(name) == effect
 
 
 def test_a_setting_or_a_group_or_all_may_be_allowed():

@@ -47,16 +47,6 @@ def test_the_next_tensor_is_read_while_the_last_one_is_used():
         assert read[min(number + 1, 4)].wait(10)
 
 
-def test_an_error_of_the_reader_is_raised_by_its_job():
-    def reader(job: int) -> torch.Tensor:
-        return torch.tensor(1 / (2 - job))
-
-    tensors = read_ahead(reader, range(4), CPU)
-    assert [float(next(tensors)) for _ in range(2)] == [0.5, 1.0]
-    with pytest.raises(ZeroDivisionError):
-        next(tensors)
-
-
 def test_results_arrive_in_order_and_several_jobs_run_at_once():
     both = threading.Barrier(2, timeout=30)  # breaks unless two jobs meet here
 
