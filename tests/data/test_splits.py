@@ -3,6 +3,8 @@
 from pathlib import Path
 
 import pytest
+import torch
+from conftest import train
 from image_noise import SIZE, tree, write_tar, write_zip
 from refusals import find_line, raises_user_error
 
@@ -141,3 +143,26 @@ def test_a_class_list_chooses_from_both_parts(tmp_path):
     training, test = list_parts(folder, ["dog", "ant"])
     assert training.class_names == test.class_names == ("ant", "dog")
     assert {Path(name).parts[1] for name in test.members} == {"ant", "dog"}
+
+
+@pytest.mark.parametrize("ckpt_path", ["last.ckpt", "auto"])
+@pytest.mark.parametrize("folders", [("Training", "Testing"), ("images", "masks")])
+def test_a_run_that_took_such_folders_for_classes_resumes_with_them(tmp_path, monkeypatch, caplog, ckpt_path, folders):
+    folder = tree(tmp_path / "set", classed(*folders))
+    flags = ["--data=Images", f"--data.path={folder}", "--data.image_size=8", "--data.batch_size=2"]
+    flags += ["--model.net.dim=16", "--model.net.depth=2", "--model.net.patch_size=2", "--model.init_from=null"]
+    flags += ["--trainer.callbacks=LastCheckpoint", "--trainer.limit_val_batches=0"]
+    train(monkeypatch, tmp_path, "fit", *flags, "--data.labels=folders", "--trainer.max_steps=2")
+    (checkpoint,) = (tmp_path / "runs").rglob("last.ckpt")
+    contents = torch.load(checkpoint, weights_only=True)
+    contents["settings"]["data.labels"] = "auto"  # as the run of an earlier version has it
+    torch.save(contents, checkpoint)
+    before = contents["uvit_decay"]["data_hash"]
+    path = checkpoint if ckpt_path == "last.ckpt" else ckpt_path
+    with caplog.at_level("INFO"):
+        train(monkeypatch, tmp_path, "fit", *flags, "--trainer.max_steps=4", f"--ckpt_path={path}")
+    find_line(caplog.messages, "--data.labels folders", *folders)
+    (checkpoint,) = (tmp_path / "runs").rglob("last.ckpt")  # in the same run
+    contents = torch.load(checkpoint, weights_only=True)
+    assert contents["global_step"] == 4
+    assert contents["uvit_decay"]["data_hash"] == before

@@ -105,6 +105,12 @@ def read_kinds(names: Collection[str]) -> dict[str, str]:
     return kinds if len(rests) == 1 else {}
 
 
+def are_parts(names: Collection[str]) -> bool:
+    """Return whether `find_parts` does not take folders of these names for classes."""
+    kinds = read_kinds(names).values()
+    return are_splits(kinds) or (MASKS in kinds and len(set(kinds)) > 1)
+
+
 def are_splits(kinds: Collection[str]) -> bool:
     """Return whether folders of these kinds are the parts of a data set."""
     present = set(kinds)

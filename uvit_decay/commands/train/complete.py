@@ -12,17 +12,22 @@ from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch.utilities import rank_zero_info
 from torch import device, nn
 
-from uvit_decay.checkpoint.io import HOME, StoredModel
+from uvit_decay.checkpoint.detect import KEY
+from uvit_decay.checkpoint.io import HOME, ModelCard, StoredModel, read_training_checkpoint
 from uvit_decay.commands.train.words import Given
 from uvit_decay.data import ImageData
 from uvit_decay.data.classes import class_list
 from uvit_decay.data.datamodule import Sizes
+from uvit_decay.data.labels import AUTO, FOLDERS
 from uvit_decay.data.listing import list_images
+from uvit_decay.data.splits import are_parts
 from uvit_decay.decay import SHORTCUTS
 from uvit_decay.files.instantiate import Spec, build
 from uvit_decay.files.writing import at_home
 from uvit_decay.latents import manifest
 from uvit_decay.latents.module import Latents
+from uvit_decay.runs.checkpoints import NAMES
+from uvit_decay.runs.history import CHECKPOINTS, list_run_folders
 from uvit_decay.runs.settings import resolve_class
 from uvit_decay.tasks.init_from import find_misfits, read_weights
 from uvit_decay.terminal.errors import UserError
@@ -46,8 +51,8 @@ def complete(config: Namespace, given: Given) -> ImageData | None:
     Returns:
         The data module, if it was built to find its sizes, with its files listed; otherwise None.
     """
-    rules = (leave_out_classes, prefer_minutes, name_run, reset_alpha_min, unclip_latents, crop_to_network)
-    for rule in rules:
+    rules = (leave_out_classes, prefer_minutes, name_run, keep_split_classes)
+    for rule in (*rules, reset_alpha_min, unclip_latents, crop_to_network):
         _apply(rule, config, given)
     data = take_data_sizes(config)
     _apply(start_from_noise_if_unfit, config, given)
@@ -109,6 +114,40 @@ def name_run(config: Namespace, given: Given) -> None:
         arguments = logger.get("init_args") if isinstance(logger, Namespace) else None
         if arguments and "experiment" in arguments and arguments.experiment is None:
             arguments.experiment = name_data(config.data)
+
+
+def keep_split_classes(config: Namespace, given: Given) -> str | None:
+    """Take the folders of splits as classes if the run resumes from a checkpoint whose classes they are.
+
+    Earlier runs took folders such as Training and Testing, which are now read as the parts of a data set, as classes.
+    """
+    arguments = config.data.get("init_args") or Namespace()
+    if not config.get("ckpt_path") or arguments.get("labels") != AUTO:
+        return None
+    for path in _list_resumable(config):
+        with suppress(UserError):  # the error comes when the run resumes
+            contents = read_training_checkpoint(path, whole=False)
+            before = contents["settings"]
+            classes = ModelCard.from_dict(contents[KEY], path).class_names
+            same = before.get("data.path") == str(arguments.get("path")) and before.get("data.labels", AUTO) == AUTO
+            if same and are_parts(classes):
+                arguments.labels = FOLDERS
+                return f"--data.labels {FOLDERS}: the classes of {path} are the folders {', '.join(classes)}"
+    return None
+
+
+def _list_resumable(config: Namespace) -> list[Path]:
+    """Return the checkpoint that --ckpt_path names, or those of the runs of this experiment."""
+    if config.ckpt_path not in NAMES:
+        return [Path(config.ckpt_path)]
+    loggers = config.trainer.logger
+    found = []
+    for logger in loggers if isinstance(loggers, list) else [loggers]:
+        arguments = logger.get("init_args") if isinstance(logger, Namespace) else None
+        if arguments and arguments.get("experiment"):
+            for run in list_run_folders(Path(arguments.save_dir, arguments.experiment)):
+                found += (run / CHECKPOINTS).glob("*.ckpt")
+    return found
 
 
 def name_data(data: Namespace) -> str:
