@@ -6,6 +6,7 @@ No code that a file contains is executed. Third-party files are read by the same
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -16,12 +17,13 @@ from torch import Tensor, nn
 
 from uvit_decay.checkpoint.detect import KEY, ThirdParty, looks_like
 from uvit_decay.checkpoint.options import Weights
+from uvit_decay.decay.connection import Connection
 from uvit_decay.decay.table import SHORTCUTS
 from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.diffusion.prediction import Prediction, Weighting
 from uvit_decay.diffusion.samplers import SAMPLERS
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
-from uvit_decay.files.instantiate import Spec, build, check_arguments
+from uvit_decay.files.instantiate import Spec, build, check_arguments, find_class
 from uvit_decay.files.tensor_files import check_weights, load_pickle, load_tensors, mismatch
 from uvit_decay.files.validation import as_type, parse
 from uvit_decay.latents.space import LatentSpace
@@ -211,7 +213,7 @@ class StoredModel:
         """
         spec = self.card.net
         if spec.is_from(HOME):
-            _check_known("schedule", spec.init_args.get("schedule"), SHORTCUTS, self.where)
+            self._check_schedule(spec.init_args.get("schedule"), trusted)
         with torch.device("meta" if spec.is_from(HOME) else "cpu"):
             net = build(spec, nn.Module, HOME, trusted)
         if problem := mismatch(net, self.state):
@@ -220,6 +222,16 @@ class StoredModel:
         if raw:
             raise UserError(f"{self.where} is damaged: {len(raw)} of its EMA weights are missing, such as {min(raw)}")
         return net
+
+    def _check_schedule(self, schedule: object, trusted: Sequence[str]) -> None:
+        """Import the class of connections that `schedule` names; it must be trusted, or imported already."""
+        if not isinstance(schedule, str):
+            return
+        module = schedule.rpartition(".")[0]
+        if not module:
+            _check_known("schedule", schedule, SHORTCUTS, self.where)
+        elif module not in sys.modules:
+            find_class(schedule, Connection, HOME, trusted, self.where)
 
 
 def read(path: Path, weights: Weights | None) -> StoredModel:

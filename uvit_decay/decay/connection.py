@@ -70,7 +70,7 @@ class Connection(nn.Module):
     plain = False
     """Whether a network with new connections computes the same as the plain network with the same other weights."""
 
-    def __init__(self) -> None:
+    def __init__(self, branch: int = 0, plan: Plan | None = None) -> None:
         super().__init__()
         self.shared: dict[str, nn.Module] = {}
         """Modules that all connections of a network share, by the names under which the network registers them."""

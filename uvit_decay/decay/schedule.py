@@ -37,7 +37,7 @@ def schedule_type() -> Any:
     `uvit_decay.decay.Schedule` is this type, built at each access: a module of the user may add names to the tables
     before a command line or a checkpoint is read.
     """
-    return Literal[*SHORTCUTS] | Sequence[float | Sequence[float]] | Callable[[int], Numbers]
+    return Literal[*SHORTCUTS] | Sequence[float | Sequence[float]] | type[Connection] | Callable[[int], Numbers]
 
 
 Schedule = str | Numbers | Callable[[int], Numbers]  # for annotations; its names are looked up when used
@@ -84,7 +84,8 @@ def shortcuts(
     plan = Plan(tuple(_branch_depths(count, granularity, index, branches)), alpha_min)
     if not kind.numbers:
         ones = (1.0,) * count
-        return Shortcuts(ones, ones, ones, build=kind.build, plan=plan, name=str(schedule))
+        name = schedule if isinstance(schedule, str) else f"{schedule.__module__}.{schedule.__qualname__}"
+        return Shortcuts(ones, ones, ones, build=kind.build, plan=plan, name=name)
     weights = kind.build(plan)
     if kind.gains:
         return replace(weights, alphas=(1.0,) * count, betas=weights.gains)

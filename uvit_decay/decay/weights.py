@@ -40,7 +40,7 @@ class Shortcuts:
         per_channel: whether there is a beta for each channel.
         build: function (plan) -> N + 1 connections that are not numbers; all weights are then recorded as 1.
         plan: the plan, without the width.
-        name: name of connections that are not numbers, for errors.
+        name: name of connections that are not numbers: an entry of the table, or module.Class.
     """
 
     alphas: tuple[float, ...]
@@ -95,6 +95,11 @@ class Shortcuts:
         """Raise a UserError that begins with `what`, which needs numbers, if the connections are not numbers."""
         if self.build is not None:
             raise UserError(f"{what}: the schedule {self.name} is not a row of numbers; choose one that is, as linear")
+
+    def check_portable(self) -> None:
+        """Raise a UserError if the connections are a class outside of the table, whose code a folder lacks."""
+        if "." in self.name:
+            raise UserError(f"a folder cannot hold the code of {self.name}: export a .safetensors file")
 
     def tensor(self, name: str, dim: int) -> Tensor:
         """Return the weights called `name`, float32 (branches,), or (branches, dim) if learned for each channel."""

@@ -96,8 +96,19 @@ def build(spec: Spec, base: type, home: str, trusted: Sequence[str] = (), where:
         trusted: names of further classes that may be built, or of modules whose classes may all be built.
         where: name of the file in errors.
     """
-    name = current_path(spec.class_path)
-    if not (spec.is_from(home) or any(name == other or spec.is_from(other) for other in trusted)):
+    kind = find_class(current_path(spec.class_path), base, home, trusted, where)
+    checked = check_arguments(spec, home, where)
+    # Any error is possible: of another version's arguments, or of a constructor that does not check these.
+    with explain(f"{where} describes a {spec.class_path} that cannot be built", Exception):
+        return kind(**checked)
+
+
+def find_class(name: str, base: type, home: str, trusted: Sequence[str] = (), where: Path | str = "") -> type:
+    """Return a class by its path; it must be trusted, and a subclass of `base`. The arguments are those of `build`."""
+    allowed = False
+    for other in (home, *trusted):
+        allowed = allowed or name == other or name.startswith(f"{other}.")
+    if not allowed:
         raise UserError(
             f"{where} names {name}, which is not part of uvit_decay: to allow it, add --trust {name}, or in Python "
             f"trusted=[{name!r}]"
@@ -107,7 +118,4 @@ def build(spec: Spec, base: type, home: str, trusted: Sequence[str] = (), where:
         kind = getattr(importlib.import_module(module), attribute)
     if not (isinstance(kind, type) and issubclass(kind, base)):
         raise UserError(f"{where} names {name}, which is not a {base.__name__}")
-    checked = check_arguments(spec, home, where)
-    # Any error is possible: of another version's arguments, or of a constructor that does not check these.
-    with explain(f"{where} describes a {name} that cannot be built", Exception):
-        return kind(**checked)
+    return kind

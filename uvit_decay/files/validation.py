@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
@@ -88,8 +89,8 @@ def as_type(kind: Any, value: Any, where: str) -> Any:
 
     Args:
         kind: a dataclass, bool, int, float, str or a subclass of it, which checks text, object (anything), `Literal`,
-            `X | Y | None`, or tuple[X, ...], tuple[X, X], Sequence[X] or dict[str, X] of these; or another class,
-            of which `value` is an instance.
+            `X | Y | None`, or tuple[X, ...], tuple[X, X], Sequence[X] or dict[str, X] of these; type[X], a subclass of
+            X or its name in a module that is imported already; or another class, of which `value` is an instance.
         value: a value of JSON, YAML or a pickle of plain values.
         where: name of the value in errors.
     """
@@ -105,6 +106,13 @@ def as_type(kind: Any, value: Any, where: str) -> Any:
             with suppress(UserError):
                 return as_type(other, value, where)
         return as_type(kinds[0], value, where)
+    if origin is type:
+        found = value
+        if isinstance(value, str):
+            module, _, name = value.rpartition(".")
+            found = getattr(sys.modules.get(module), name, None)
+        if isinstance(found, type) and issubclass(found, args[0]):
+            return found
     if origin is dict and isinstance(value, dict):
         return {as_type(str, key, where): as_type(args[1], item, f"{where}: {key}") for key, item in value.items()}
     is_list = origin not in (None, dict, Literal) and isinstance(value, list | tuple)

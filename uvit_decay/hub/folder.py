@@ -66,6 +66,7 @@ def export_folder(
                 raise UserError(f"{line}; give a new or an empty folder")
         checkpoint = load(source, weights)
         checkpoint.check_denoiser()
+        checkpoint.net.shortcuts.check_portable()
         autoencoder = decoder(checkpoint.card.latents, vae, "cpu")
         readme = model_card(checkpoint, target.resolve().name, license)
         _write_folder(target, checkpoint, build_pipeline(checkpoint, autoencoder), readme)

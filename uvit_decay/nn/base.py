@@ -143,6 +143,7 @@ class DecayedNet(
 
     def save_pretrained(self, save_directory: str | Path, *, config: Any = None, **options: Any) -> str | None:
         """Write config.json, model.safetensors and README.md; other options are huggingface_hub's."""
+        self.shortcuts.check_portable()
         return super().save_pretrained(save_directory, config=config or self.config, **options)
 
     def _save_pretrained(self, save_directory: Path) -> None:

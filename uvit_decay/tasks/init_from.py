@@ -17,9 +17,10 @@ from uvit_decay.checkpoint.detect import ThirdParty
 from uvit_decay.checkpoint.io import StoredModel, is_folder, read
 from uvit_decay.data.classes import synonyms
 from uvit_decay.data.datamodule import ImageData
+from uvit_decay.decay.table import SHORTCUTS
 from uvit_decay.decay.weights import NAMES
 from uvit_decay.files.instantiate import Spec
-from uvit_decay.nn.base import DataLayers, HasDataLayers
+from uvit_decay.nn.base import DataLayers, DecayedNet, HasDataLayers
 from uvit_decay.nn.embed import resize_positions
 from uvit_decay.nn.layers import PUBLISHED
 from uvit_decay.runs.compatibility import check_data, compare_specs
@@ -36,6 +37,7 @@ ADAPTED += ("net.learned_variance",)  # only selects which part of the output is
 TOKENS = ("net.image_size", "net.num_classes")  # on which the number of tokens may depend
 GATES = "long_skips.gates."
 OUTPUT_SKIP = "output_skip"
+SHORTCUT = ("net.schedule", "net.granularity", "net.index", "net.branches")
 
 
 @runtime_checkable
@@ -117,6 +119,8 @@ def find_misfits(stored: StoredModel, net: nn.Module, spec: Spec) -> list[Change
         free.append(f"net.{OUTPUT_SKIP}")  # a new one has no effect
     if stored.card.net.init_args.get("channels") != net.channels:
         free.append("net.pixels")  # the scale of the first layer, which is new
+    if isinstance(net, DecayedNet) and net.connections[0].plain and _is_plain(stored.card.net.init_args):
+        free += SHORTCUT  # new connections have no effect
     found = []
     for change in changes:
         if change.name == "net":
@@ -124,6 +128,13 @@ def find_misfits(stored: StoredModel, net: nn.Module, spec: Spec) -> list[Change
         if change.name not in free:
             found.append(change)
     return found
+
+
+def _is_plain(arguments: Mapping[str, Any]) -> bool:
+    """Return whether the arguments of a network are those of plain shortcuts: alpha_min 1 of a kind that has one."""
+    schedule = arguments.get("schedule", "linear")
+    falls = isinstance(schedule, str) and schedule in SHORTCUTS and SHORTCUTS[schedule].falls
+    return falls and arguments.get("alpha_min", 1.0) == 1.0
 
 
 def _compare_encoders(stored: StoredModel, net: nn.Module) -> Iterator[Change]:

@@ -174,16 +174,17 @@ def reset_alpha_min(config: Namespace, given: Given) -> str | None:
     if "model.net.schedule" not in given or "model.net.alpha_min" in given:
         return None
     schedule = arguments.get("schedule")
-    if arguments.get("alpha_min") in (None, 1.0) or not isinstance(schedule, str) or not _lacks_alpha_min(schedule):
+    if arguments.get("alpha_min") in (None, 1.0) or not _lacks_alpha_min(schedule):
         return None
     arguments["alpha_min"] = 1.0
     return f"--model.net.alpha_min 1, because schedule {schedule} has no alpha_min"
 
 
-def _lacks_alpha_min(schedule: str) -> bool:
-    """Return whether a schedule is known to have no alpha_min; False for unknown names."""
-    kind = SHORTCUTS.get(schedule)
-    return kind is not None and not kind.falls
+def _lacks_alpha_min(schedule: object) -> bool:
+    """Return whether a schedule is known to have no alpha_min; False for unknown names, numbers and functions."""
+    if isinstance(schedule, str) and schedule in SHORTCUTS:
+        return not SHORTCUTS[schedule].falls
+    return isinstance(schedule, type)
 
 
 def unclip_latents(config: Namespace, given: Given) -> str | None:

@@ -299,6 +299,8 @@ class Optimization:
 
     def _decays(self, name: str, parameter: Tensor) -> bool:
         """Return whether a parameter has weight decay."""
+        if name.startswith("connections."):  # the papers of such connections have none
+            return False
         if self.decay_on == "all" or name == "alphas":
             return True
         if name == "betas":  # as the authors of LayerScale and ReZero

@@ -19,6 +19,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
+from uvit_decay.checkpoint.io import HOME
+from uvit_decay.files.instantiate import Spec, check_arguments
 from uvit_decay.nn.intermediates import layer_blocks
 from uvit_decay.tasks.own_parameters import own_tensors
 from uvit_decay.tasks.parallel.ddp import Replicated, explain_missing_gradient
@@ -126,9 +128,9 @@ def original_class(net: nn.Module) -> type[nn.Module]:
 
 def skeleton(net: nn.Module, changed: Mapping[str, Any] | None = None) -> nn.Module:
     """Return a network on the meta device with the arguments of this one, updated by `changed`."""
-    arguments = {**net.config, **(changed or {})}
+    spec = Spec.of(original_class(net), {**net.config, **(changed or {})})
     with torch.device("meta"):
-        return original_class(net)(**arguments)
+        return original_class(net)(**check_arguments(spec, HOME, "the network"))
 
 
 def local_shard(tensor: Tensor) -> Tensor:
