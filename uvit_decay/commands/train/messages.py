@@ -6,7 +6,7 @@ import inspect
 import re
 from argparse import Action
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from uvit_decay.terminal.suggestions import did_you_mean
 
@@ -117,6 +117,8 @@ def _find_bases(action: Action) -> Iterator[type]:
     waiting: list[Any] = [getattr(action, "_typehint", None)]  # of jsonargparse; None for plain options
     while waiting:
         hint = waiting.pop()
+        if get_origin(hint) is type:  # the option takes the class, as a schedule takes connections
+            continue
         if inspect.isclass(hint) and hint.__module__ != "builtins" and not get_args(hint):
             yield hint
         waiting += get_args(hint)
