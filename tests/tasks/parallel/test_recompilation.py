@@ -8,9 +8,11 @@ import torch
 from conftest import tiny_net, tiny_task, tiny_trainer
 from lightning.pytorch.callbacks import LambdaCallback
 from torch import nn
+from torch._dynamo.utils import counters
 
 from uvit_decay.callbacks import EMA
 from uvit_decay.data import Digits
+from uvit_decay.decay import SHORTCUTS
 from uvit_decay.tasks import DiffusionTask, Task
 from uvit_decay.tasks.base import Optimization
 from uvit_decay.tasks.parallel.compilation import compile_net
@@ -40,24 +42,25 @@ def test_nothing_is_compiled_after_the_first_steps(by_block, tmp_path, monkeypat
 
 
 def graphs(net, *inputs):
-    """Return the number of graphs in a training step of `net`, by block."""
+    """Return the number of graphs in a training step of `net`, by block; only a backend with AOT counts guards."""
     torch._dynamo.reset()
-    seen = []
-
-    def backend(graph, _):
-        seen.append(graph)
-        return graph
-
-    compile_net(net, backend, by_block=True)
+    counters.clear()
+    compile_net(net, "aot_eager", by_block=True)
     for _ in range(2):
         net(*inputs).square().mean().backward()
-    return len(seen)
+    return counters["stats"]["unique_graphs"]
 
 
-def test_blocks_alike_share_a_graph_whatever_their_alphas_and_number(monkeypatch):
+@pytest.mark.parametrize(
+    ("schedule", "parts"), [("linear", 1), ("learnable", 1), ("hyper-2", 1), ("attnres", 2), ("dar", 2)]
+)
+def test_blocks_alike_share_a_graph_whatever_their_connections_and_number(schedule, parts, monkeypatch):
+    """Attention over depth writes outside of the graphs, so that a block has one for each branch."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     x, t, y = torch.rand(4, 1, 8, 8), torch.rand(4), torch.arange(4)
-    assert graphs(tiny_net(), x, t, y) == graphs(tiny_net(depth=4), x, t, y) == 2  # with and without a skip
+    options = {"schedule": schedule, "alpha_min": 0.7 if SHORTCUTS[schedule].falls else 1.0}
+    counts = [graphs(tiny_net(depth=depth, **options), x, t, y) for depth in (2, 12)]
+    assert counts == [2 * parts] * 2  # with and without a skip
 
 
 @pytest.mark.parametrize(("device", "triton", "expected"), [("cpu", 1, None), ("cuda", 1, True), ("cuda", None, None)])
