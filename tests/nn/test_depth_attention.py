@@ -51,10 +51,10 @@ def values(branches=BRANCHES):
 
 def states(found, outputs, time=None):
     """Return the inputs of all readers but the first, given the embeddings and the outputs of branches."""
-    sources, rows = Sources.of(found.kind, outputs[0], len(outputs) - 1), []
+    sources, rows = Sources.of(found.kind, outputs[0], len(outputs) - 1, time), []
     for output in outputs[1:]:
         sources = sources.add_branch(output)
-        rows.append(found(sources, time))
+        rows.append(found(sources))
     return torch.stack(rows)
 
 

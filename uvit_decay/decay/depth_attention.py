@@ -86,6 +86,7 @@ class Sources:
     Args:
         kind: the kind of attention over depth.
         branches: number N of branches.
+        time: embedded time (b, d); None in an encoder.
         finished: finished sources, first the embeddings v_0.
         running: sources of the running group of branches.
         written: number of branches written so far.
@@ -94,15 +95,16 @@ class Sources:
 
     kind: Routing
     branches: int
+    time: Tensor | None
     finished: tuple[Source, ...]
     running: tuple[Source, ...] = ()
     written: int = 0
     merged: int = 0
 
     @classmethod
-    def of(cls, kind: Routing, embeddings: Tokens, branches: int) -> Sources:
+    def of(cls, kind: Routing, embeddings: Tokens, branches: int, time: Tensor | None = None) -> Sources:
         """Return the sources before the first branch."""
-        return cls(kind, branches, (Source.of(embeddings, (0,)),))
+        return cls(kind, branches, time, (Source.of(embeddings, (0,)),))
 
     def add_branch(self, output: Tokens) -> Sources:
         """Return the sources with the output of the next branch, as the next reader sees them."""
@@ -173,20 +175,19 @@ class DepthReader(nn.Module):
         self.branches = branches
         self.queries = nn.ModuleList([DepthQuery(dim, kind) for _ in range(branches)])
 
-    def forward(self, sources: Sources, time: Float[Tensor, "b d"] | None) -> Tokens:
+    def forward(self, sources: Sources) -> Tokens:
         """Return the input of the next branch or, after the last branch, the last state."""
         seen = sources.read()
         with without_autocast(seen[0].value):
             query = self.queries[sources.written - 1]
-            return query(query.weights(seen, time), seen)
+            return query(query.weights(seen, sources.time), seen)
 
 
 class Mixed(NamedTuple):
-    """State between branches: the input h of the next branch, the sources, and the embedded time."""
+    """State between branches: the input h of the next branch, and the sources."""
 
     h: Tokens
     sources: Sources
-    time: Tensor | None
 
 
 class DepthAttention(Connection):
@@ -206,7 +207,7 @@ class DepthAttention(Connection):
         reader = self.shared[SHARED]
         if reader.kind.time and time is None:
             raise UserError("its queries need a denoiser's time; set schedule to dar")
-        return Mixed(tokens, Sources.of(reader.kind, tokens, reader.branches), time)
+        return Mixed(tokens, Sources.of(reader.kind, tokens, reader.branches, time))
 
     def read(self, state: Mixed) -> Tokens:
         return state.h
@@ -215,12 +216,12 @@ class DepthAttention(Connection):
     def forward(self, state: Mixed, output: Tokens, keep: Keep | None = None) -> Mixed:
         if keep is not None:
             output = output * keep
-        return self._read(state.sources.add_branch(output), state.time)
+        return self._read(state.sources.add_branch(output))
 
     @torch.compiler.disable
     def merge(self, state: Mixed, merged: Tokens, added: bool) -> Mixed:
-        return self._read(state.sources.add_merge(merged), state.time)
+        return self._read(state.sources.add_merge(merged))
 
-    def _read(self, sources: Sources, time: Tensor | None) -> Mixed:
+    def _read(self, sources: Sources) -> Mixed:
         """Return the state of these sources."""
-        return Mixed(self.shared[SHARED](sources, time), sources, time)
+        return Mixed(self.shared[SHARED](sources), sources)
