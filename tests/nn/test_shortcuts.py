@@ -260,7 +260,7 @@ def test_the_documentation_lists_the_table():
     text = (Path(__file__).parents[2] / "docs" / "shortcuts.md").read_text()
     for name, kind in SHORTCUTS.items():
         start = "yes" if kind.plain_start else "no"
-        (row,) = [line for line in text.splitlines() if line.startswith(f"| `{name}` |")]
+        row, *_ = [line for line in text.splitlines() if line.startswith(f"| `{name}` |")]  # the second is of the cost
         assert row.startswith(f"| `{name}` | {kind.formula} |")
         assert row.endswith(f"| {start} | {kind.source} |")
         if kind.numbers:
