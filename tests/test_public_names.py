@@ -10,7 +10,8 @@ import yaml
 from conftest import ROOT, print_config
 
 import uvit_decay
-from uvit_decay.files.instantiate import FORMER
+from uvit_decay.data import ImageData, Latents
+from uvit_decay.files.instantiate import FORMER, Spec, build
 
 # To add or remove a name here is a decision about what users may rely on.
 NAMES = {
@@ -70,6 +71,11 @@ def test_configurations_of_earlier_versions_name_classes_that_moved(tmp_path, mo
     assert "uvit_decay.callbacks.Summary" in [each["class_path"] for each in config["trainer"]["callbacks"]]
     for module, package in FORMER.items():
         assert import_module(package).__all__, module
+
+
+def test_the_data_of_an_earlier_configuration_are_built():
+    spec = Spec("uvit_decay.data.latents.module.Latents", {"path": "latents"})
+    assert isinstance(build(spec, ImageData, "uvit_decay.data"), Latents)
 
 
 def test_an_argument_that_is_gone_is_left_out_of_earlier_configurations(tmp_path, monkeypatch, capsys):

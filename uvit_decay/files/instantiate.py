@@ -96,7 +96,8 @@ def build(spec: Spec, base: type, home: str, trusted: Sequence[str] = (), where:
         trusted: names of further classes that may be built, or of modules whose classes may all be built.
         where: name of the file in errors.
     """
-    kind = find_class(current_path(spec.class_path), base, home, trusted, where)
+    spec = Spec(current_path(spec.class_path), spec.init_args)
+    kind = find_class(spec.class_path, base, home, trusted, where)
     checked = check_arguments(spec, home, where)
     # Any error is possible: of another version's arguments, or of a constructor that does not check these.
     with explain(f"{where} describes a {spec.class_path} that cannot be built", Exception):
