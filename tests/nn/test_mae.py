@@ -118,7 +118,7 @@ def test_under_autocast_the_residual_stream_of_the_decoder_stays_float32():
         (dict(wiring="decayed", skips=False), "image"),
         (dict(wiring="decayed", norm=True), "norm"),
         (dict(wiring="decayed", depth=3), "even"),
-        (dict(channels=1), "pixels unit"),
+        (dict(channels=1), "`pixels` to unit"),
         (dict(image_size=9), "patch_size"),
         (dict(decoder_depth=0), "decoder_depth"),
         (dict(patch_size=1, channels=1, pixels="unit"), "variance"),

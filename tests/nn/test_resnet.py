@@ -121,7 +121,7 @@ def test_it_computes_in_bfloat16_and_returns_single_precision():
         ({"depth": 6}, "depth"),
         ({"width": 0}, "width"),
         ({"alpha_min": 0.0}, "alpha_min"),
-        ({"pixels": "imagenet", "channels": 1}, "pixels unit"),
+        ({"pixels": "imagenet", "channels": 1}, "`pixels` to unit"),
         ({"schedule": "gain", "alpha_min": 0.7}, ("gain", "ResNet")),
     ],
 )

@@ -154,7 +154,7 @@ class BranchNorms(Callback):
     makes of the tokens is then measured, too. The update |dW| / |W| is of the branch's last layer.
     Each measurement is a line of branches.jsonl; at the end, branches.png shows them over depth and training.
 
-    If shortcuts are learned, or attention over depth replaces them, the mixing matrix of the step is written to
+    If weights of shortcuts are learned, or with attention over depth, the mixing matrix of the step is written to
     mixing/step_N.csv, see `uvit_decay.decay.mixing_matrix`; at the end, mixing.png shows the newest one. With attention
     over depth it is the mean over all tokens of the global batch.
 

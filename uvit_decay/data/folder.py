@@ -182,12 +182,12 @@ class Images(ImageData):
     def listings(self) -> tuple[Listing, Listing | None]:
         """List the training images and the test images: of `test_path`, or of the part of `path` for testing."""
         columns = Columns(self.name_column, self.label_column)
-        training, test = self._list(self.path, LabelOptions(self.labels, columns))
+        training, test = self._list("path", LabelOptions(self.labels, columns))
         if self.test_path is not None:
             source = self.test_labels
             if source == AUTO and self.labels in (None, FOLDERS, LEAF):
                 source = self.labels
-            test, _ = self._list(self.test_path, LabelOptions(source, columns, "test_labels"))
+            test, _ = self._list("test_path", LabelOptions(source, columns, "test_labels"))
         elif test is not None:
             self.test_name = f"{self.path}/{test.part}"
             if self.holdout:
@@ -196,9 +196,10 @@ class Images(ImageData):
         check_columns(columns, training, test)
         return training, test
 
-    def _list(self, path: str, labels: LabelOptions) -> tuple[Listing, Listing | None]:
+    def _list(self, argument: str, labels: LabelOptions) -> tuple[Listing, Listing | None]:
+        """List the images that `path` or `test_path` names."""
         classes = None if self.classes is None else class_list(self.classes)
-        return list_parts(path, classes, labels)
+        return list_parts(getattr(self, argument), classes, labels, argument)
 
     def _adopt_classes(self, test: Listing, training: Listing) -> Listing:
         """Return the test images with the class numbers of the training images; by indices they may lack some."""

@@ -107,6 +107,7 @@ def list_parts(
     path: str | Path,
     classes: Collection[str] | None = None,
     labels: LabelOptions = LabelOptions(),  # noqa: B008  frozen
+    argument: str = "",
 ) -> tuple[Listing, Listing | None]:
     """List the images in a folder (links are followed), zip or tar, without decoding any.
 
@@ -118,10 +119,11 @@ def list_parts(
         path: the folder, zip or tar.
         classes: list only images of these classes, which must all have training images; None lists all images.
         labels: where the labels come from.
+        argument: name of the argument that is `path`, for errors.
     """
     path = at_home(path)
     if not path.exists():
-        raise UserError(f"{path}: no such folder, zip or tar")
+        raise UserError(f"{path}: no such folder, zip or tar", argument)
     extensions = list_extensions()
     images, beside = find(path, extensions | {*TABLES}).split(extensions)
     if not images.names:

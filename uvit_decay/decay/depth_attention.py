@@ -206,7 +206,7 @@ class DepthAttention(Connection):
     def start(self, tokens: Tokens, time: Float[Tensor, "b d"] | None = None) -> Mixed:
         reader = self.shared[SHARED]
         if reader.kind.time and time is None:
-            raise UserError("its queries need a denoiser's time; set schedule to dar")
+            raise UserError("its queries need a denoiser's time; set `schedule` to dar")
         return Mixed(tokens, Sources.of(reader.kind, tokens, reader.branches, time))
 
     def read(self, state: Mixed) -> Tokens:

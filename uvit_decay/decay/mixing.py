@@ -50,10 +50,10 @@ class HasShortcuts(Protocol):
 def mixing_matrix(of: Shortcuts | nn.Module, *inputs: Tensor) -> Float[Tensor, "rows sources"]:
     """Return M, (N + 1, N + 1 + merges) float64: rows are h_1 .. h_{N+1}, columns v_0 .. v_N and then the merges m_j.
 
-    It is exact for every kind of shortcut. Learned weights have their current values, and weights of channels their
-    means over channels. Attention over depth is measured and averaged over the tokens of a batch. Each branch reads h_l
-    through a norm, so only the ratios within a row matter. The embeddings of a ResNet are the output of its stem; its
-    ReLU and projections are left out.
+    It is exact for shortcuts that are numbers. Learned weights have their current values, and weights of channels their
+    means over channels. Attention over depth is measured and averaged over the tokens of a batch. Other connections,
+    such as hyper-2, are refused. Each branch reads h_l through a norm, so only the ratios within a row matter. The
+    embeddings of a ResNet are the output of its stem; its ReLU and projections are left out.
 
     Args:
         of: shortcuts (`decay.shortcuts`), a network of `uvit_decay.nn`, or the result of `decay.attach`.

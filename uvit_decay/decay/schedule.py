@@ -106,10 +106,10 @@ def _check_kind(kind: Kind | None, schedule: Schedule, alpha_min: float, branche
     """Raise a UserError for a schedule that does not fit the other arguments of `shortcuts`."""
     falls = kind is not None and kind.falls
     if not falls and alpha_min != 1.0:
-        raise UserError(f"the schedule {schedule!r} has no alpha_min, got {alpha_min}; set alpha_min to 1")
+        raise UserError(f"the schedule {schedule!r} has no alpha_min, got {alpha_min}; set `alpha_min` to 1")
     if (not falls or schedule == "learnable") and branches != "both":
         raise UserError(
-            f"the schedule {schedule!r} is for both kinds of branches, got {branches!r}; set branches to both"
+            f"the schedule {schedule!r} is for both kinds of branches, got {branches!r}; set `branches` to both"
         )
     if per_block == 1 and kind is not None and (kind.blocks or not kind.numbers):
         raise UserError(f"the schedule {schedule!r} is for the blocks of transformers, not for a ResNet; use linear")

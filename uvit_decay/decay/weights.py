@@ -87,7 +87,7 @@ class Shortcuts:
         if max(gains) > torch.finfo(torch.float32).max:
             raise UserError(
                 f"the gains beta / P of {len(gains)} branches (gain, rate_over_gain) exceed float32; "
-                "set alpha_min closer to 1"
+                "set `alpha_min` closer to 1"
             )
         return tuple(gains)
 

@@ -137,7 +137,9 @@ class PixelScale:
         if pixels == "unit":
             return cls((0.5,) * channels, (0.5,) * channels)
         if channels != 3:
-            raise UserError(f"pixels imagenet is a scale of 3 channels, the network has {channels}; set pixels unit")
+            raise UserError(
+                f"pixels imagenet is a scale of 3 channels, the network has {channels}; set `pixels` to unit"
+            )
         return cls(IMAGENET_MEAN, IMAGENET_STD)
 
     def normalise(self, x: Float[Tensor, "b c H W"]) -> Float[Tensor, "b c H W"]:

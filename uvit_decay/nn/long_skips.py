@@ -143,7 +143,7 @@ def build_long_skips(config: Mapping[str, Any], shortcuts: decay.Shortcuts, plan
         if scale == 1:
             return None
     if count == 0:
-        raise UserError(f"skip_scale {scale}: this network has no long skips; set skip_scale to 1")
+        raise UserError(f"skip_scale {scale}: this network has no long skips; set `skip_scale` to 1")
     ones = [1.0] * count
     if not isinstance(scale, str):
         return LongSkips([[float(scale)] * count, ones], 0, plan.tokens)
@@ -158,7 +158,7 @@ def build_long_skips(config: Mapping[str, Any], shortcuts: decay.Shortcuts, plan
         factors = _stream_factors(config, alpha_min, len(shortcuts.alphas) // 2, plan)
         return LongSkips(factors, 0, plan.tokens)
     if colon:
-        raise UserError(f"skip_scale {scale}: {kind} takes no value; set skip_scale to {kind}")
+        raise UserError(f"skip_scale {scale}: {kind} takes no value; set `skip_scale` to {kind}")
     if plan.tokens < REDUCTION:
         raise UserError(
             f"skip_scale {scale}: its gates need at least {REDUCTION} tokens, this network has {plan.tokens}; "
@@ -186,14 +186,14 @@ def _alpha_min_of_stream(config: Mapping[str, Any], shortcuts: decay.Shortcuts, 
         if schedule != "gain":
             raise UserError(
                 f"skip_scale {scale} needs the schedule gain, this network has {schedule!r}; "
-                "set schedule to gain, or give an alpha_min, such as stream:0.8"
+                "set `schedule` to gain, or give an alpha_min, such as stream:0.8"
             )
         return config["alpha_min"]
     shortcuts.check_numbers(f"skip_scale {scale}")
     if shortcuts.learned == "alphas" or set(shortcuts.alphas) != {1.0}:
         raise UserError(
             f"skip_scale {scale}: the schedule {schedule!r} with alpha_min {config['alpha_min']} has alphas other than "
-            "1, which scale the skips already; set schedule to gain, or alpha_min to 1"
+            "1, which scale the skips already; set `schedule` to gain, or `alpha_min` to 1"
         )
     return _parse_value(scale, text)
 
@@ -244,5 +244,5 @@ def _check_scales(skips: LongSkips, state: dict[str, Tensor], prefix: str, *_: o
     wanted = f"{of_skips[0]:.4g} .. {of_skips[-1]:.4g}"
     raise UserError(
         f"the weights were trained with long skips of scale {found}, this network has {wanted}; "
-        "set skip_scale and alpha_min to match"
+        "set `skip_scale` and `alpha_min` to match"
     )

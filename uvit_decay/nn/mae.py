@@ -313,13 +313,13 @@ def _check_decoder(config: Mapping[str, Any]) -> None:
     check_whole(1, 2**16, decoder_dim=config["decoder_dim"], decoder_heads=config["decoder_heads"])
     check_whole(1, 1000, decoder_depth=config["decoder_depth"])
     if config["norm_pix"] and config["patch_size"] == config["channels"] == 1:
-        raise UserError("norm_pix: patches of a single value have no variance; set norm_pix to false")
+        raise UserError("norm_pix: patches of a single value have no variance; set `norm_pix` to false")
     if config["decoder_input"] == "positions" and not config["skips"]:
         raise UserError(
             "decoder_input positions: without skips the decoder cannot see the image; "
-            "set decoder_input to latent, or skips to true"
+            "set `decoder_input` to latent, or `skips` to true"
         )
     if config["decoder_input"] == "positions" and config["norm"]:
-        raise UserError("norm is part of the latent, which decoder_input positions does not read; set norm to false")
+        raise UserError("norm is part of the latent, which decoder_input positions does not read; set `norm` to false")
     if config["skips"] and config["depth"] % 2:
-        raise UserError(f"skips start from every second block, so depth must be even, got {config['depth']}")
+        raise UserError(f"skips start from every second block, so `depth` must be even, got {config['depth']}")

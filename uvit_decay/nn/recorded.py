@@ -28,7 +28,7 @@ def check_recorded(name: str, value: Tensor, expected: Sequence[float]) -> None:
     if not agree(value, expected):
         raise UserError(
             f"the weights were trained with {name} {_outline(value.double().flatten().tolist())}, this network has "
-            f"{_outline(expected)}; set alpha_min, schedule, granularity, index and branches to match"
+            f"{_outline(expected)}; set `alpha_min`, `schedule`, `granularity`, `index` and `branches` to match"
         )
 
 

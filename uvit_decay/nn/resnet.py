@@ -134,7 +134,7 @@ class ResNet(DecayedNet, pipeline_tag="image-classification"):
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b classes"]:
         """Return logits; raise a UserError if the network has no classifier."""
         if not self.num_classes:
-            raise UserError("this encoder has no classifier; set num_classes")
+            raise UserError("this encoder has no classifier; set `num_classes`")
         return self.classify(self.pooled(x))
 
     def classify(self, features: Float[Tensor, "b d"]) -> Float[Tensor, "b classes"]:

@@ -118,11 +118,11 @@ class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         self.config: dict[str, Any] = collect_arguments(locals())
         check_sizes(self.config)
         if wiring == "decayed" and depth % 2:
-            raise UserError(f"depth must be even, because encoder and decoder blocks come in pairs, got {depth}")
+            raise UserError(f"`depth` must be even, because encoder and decoder blocks come in pairs, got {depth}")
         if wiring == "official" and (skip != "add" or skip_zero_init):
-            raise UserError("skip and skip_zero_init are for the decayed wiring's long skips; set wiring to decayed")
+            raise UserError("skip and skip_zero_init are for the decayed wiring's long skips; set `wiring` to decayed")
         if learned_variance and not learn_sigma:
-            raise UserError("learned_variance is the second half of a doubled head; set learn_sigma to true")
+            raise UserError("learned_variance is the second half of a doubled head; set `learn_sigma` to true")
         self.image_size = image_size
         self.channels = channels
         self.num_classes = num_classes

@@ -107,7 +107,7 @@ class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         self.config: dict[str, Any] = collect_arguments(locals())
         check_sizes(self.config)
         if depth % 2:
-            raise UserError(f"depth must be even, because input and output blocks come in pairs, got {depth}")
+            raise UserError(f"`depth` must be even, because input and output blocks come in pairs, got {depth}")
         self.image_size = image_size
         self.channels = channels
         self.num_classes = num_classes

@@ -181,7 +181,7 @@ class ViT(Encoder, pipeline_tag="image-feature-extraction"):
         `keep` multiplies the outputs of the 2 L branches, for stochastic depth.
         """
         if not self.num_classes:
-            raise UserError("this encoder has no classifier; set num_classes")
+            raise UserError("this encoder has no classifier; set `num_classes`")
         return self.classify(self.pooled(x, keep))
 
     def classify(self, features: Float[Tensor, "b d"]) -> Float[Tensor, "b classes"]:

@@ -55,6 +55,8 @@ def callback(name, package="uvit_decay.callbacks.", **init_args):
         ),
         (["--model.auxiliary+=DispersiveLoss", "--data.batch_size=1"], ("DispersiveLoss", "--data.batch_size")),
         (["--model.auxiliary+=REPA", "--model.auxiliary.teacher=mae.ckpt"], "mae.ckpt"),
+        (["--data=Images", "--data.path=missing"], ("--data.path", "missing")),
+        (["--model.net.schedule=attnres", "--model.net.alpha_min=0.7"], "--model.net.alpha_min"),
         (["--data=Images", "--data.path=.", "--data.image_size=[32,64]"], ("--data.image_size", "int")),
         (["--data", "uvit_decay.data.cifar._CIFAR"], ("--data", "abstract")),
         (["--config", "my pictures.yaml"], ("--config", "my pictures.yaml")),
