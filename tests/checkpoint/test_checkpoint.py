@@ -83,7 +83,7 @@ def test_bad_files_are_refused_in_one_line(trained, tmp_path):
     save_file({"weight": torch.zeros(2)}, plain)
     for path, message in (
         (short, (short, "truncated")),
-        (tmp_path, (tmp_path, "not a file")),
+        (tmp_path, (tmp_path, "folder", "last.ckpt")),
         (plain, (plain, "exported")),
     ):
         with raises_user_error(message):

@@ -23,6 +23,7 @@ from uvit_decay.files.writing import check_writable, claim_paths
 from uvit_decay.metrics.precision_recall import find_covered, nearest
 from uvit_decay.pictures import grid_columns, save_npz
 from uvit_decay.runtime.distributed import Processes
+from uvit_decay.terminal.errors import with_flags
 
 COMPARABLE = 10_000  # samples; distances decrease with their number, and published values use 50,000
 ROWS = 6  # samples in the memorisation check
@@ -68,7 +69,7 @@ def write_reports(
         store.remove()
     _print_values(report)
     for remark in report.remarks:
-        print(f"remark: {remark}", file=sys.stderr)
+        print(f"remark: {with_flags(remark)}", file=sys.stderr)
     print(f"wrote {out} and {out.with_suffix('.html').name}")
 
 

@@ -33,6 +33,8 @@ def check_is_file(path: Path) -> None:
     """Raise a UserError unless `path` is a file: opening a pipe would wait for its writer."""
     if not path.is_file():
         state = "is not a file" if path.exists() else "does not exist"
+        if path.is_dir():
+            state = "is a folder, not a file; name a file in it, such as checkpoints/last.ckpt of a run"
         raise UserError(f"cannot read {path}: it {state}")
 
 
