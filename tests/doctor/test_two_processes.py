@@ -22,7 +22,7 @@ def test_an_error_of_one_node_ends_both(programs, tmp_path):
     lacks = ["--data=uvit_decay.data.Images", "--data.path=/none"]
     started, codes = both(programs, tmp_path, "--config=digits", *NODES, own=((), lacks))
     assert codes == [2, 2], started[0].stdout
-    find_line(started[1].stderr, "error: /none")
+    find_line(started[1].stderr, "error: --data.path", "/none")
     assert "error    run: the flag data" in started[0].stdout
 
 

@@ -159,6 +159,7 @@ def test_the_data_are_those_of_the_training_and_have_test_images(digits, image_d
         (["--norm"], ("MAE", "norm")),
         (["--protocol", "knn,logistic", "--epochs", "7"], ("--epochs", "--protocol knn,logistic")),
         (["--protocol", "knn", "--knn-uniform", "--temperature", "0.1"], ("--temperature", "--knn-uniform")),
+        (["--protocol", "logistic", "--temperature", "0.1"], ("--temperature", "--protocol")),
         (["--protocol", "few-shot-10", "--max-train", "60"], "10 training"),
         (["--out", "a.txt"], ".json"),
         (["--test", "nowhere"], "digits"),

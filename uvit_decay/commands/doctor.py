@@ -18,7 +18,7 @@ from uvit_decay.doctor import Finding, Plan, Report, cost
 from uvit_decay.doctor.environment import check_devices, check_weights, list_images, list_ranks, list_versions
 from uvit_decay.doctor.rehearsal import Measurements, Practice, Rehearsal, rehearse
 from uvit_decay.runtime.distributed import others_needed
-from uvit_decay.terminal.errors import UserError, one_line
+from uvit_decay.terminal.errors import UserError, one_line, with_flags
 from uvit_decay.terminal.progress import track
 
 STARTED = "UVIT_DECAY_DOCTOR"  # set for the processes that Lightning starts: only the first one reports
@@ -75,7 +75,7 @@ def examine(run: Plan, report: Report, practice: Practice, measured: Measurement
         for check in (list_images, check_weights):
             report.add(check(run))
     except UserError as error:
-        report.add([Finding("error", "data", str(error))])
+        report.add([Finding("error", "data", with_flags(error))])
     if report.errors and run.trainer.world_size == 1:
         return
     try:
@@ -86,7 +86,7 @@ def examine(run: Plan, report: Report, practice: Practice, measured: Measurement
         report.add([Finding("error", "memory", one_line(error), flags)])
     except UserError as error:
         if not report.errors:
-            report.add([Finding("error", "run", str(error))])
+            report.add([Finding("error", "run", with_flags(error))])
 
 
 def _measure_cost(run: Plan, practice: Practice, failed: bool, measured: Measurements | None) -> Iterator[Finding]:

@@ -26,7 +26,7 @@ from uvit_decay.runtime.distributed import COMPARED, Processes
 from uvit_decay.runtime.random import subset
 from uvit_decay.tasks import Task
 from uvit_decay.tasks.utilisation import peak_bytes
-from uvit_decay.terminal.errors import UserError, explain
+from uvit_decay.terminal.errors import UserError, explain, with_flags
 
 WARM = 2  # optimizer steps before the clock starts
 STEPS, SECONDS = 20, 5.0  # least number and least time of the timed steps
@@ -139,7 +139,7 @@ class Rehearsal(Callback):
             else:
                 self.found.callbacks.append(Finding("warning", name, f"left out: {callback.left_out}"))
         except UserError as error:
-            self.found.callbacks.append(Finding("error", name, str(error)))
+            self.found.callbacks.append(Finding("error", name, with_flags(error)))
 
 
 def state_bytes(optimizer: Optimizer) -> int:

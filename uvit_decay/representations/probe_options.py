@@ -162,7 +162,7 @@ class Classification(ProtocolOptions):
         "neighbours": Needs("protocol", unless=("in100-linear", "logistic", *FEW_SHOTS)),
         "uniform": Needs("protocol", unless=("in100-linear", "logistic", *FEW_SHOTS)),
         "draws": Needs("protocol", unless=("in100-linear", "logistic", "knn")),
-        "temperature": Needs("uniform", False),
+        "temperature": [Needs("protocol", "knn"), Needs("uniform", False)],
     }
     protocol: tuple[str, ...] = ("in100-linear", "logistic", "knn")
     layer: str | None = None

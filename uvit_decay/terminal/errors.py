@@ -94,9 +94,12 @@ def name_flags(find_flag: FindFlag) -> Iterator[None]:
         _PROGRAMS.pop()
 
 
-def with_flags(remark: str) -> str:
-    """Return a remark for the user in which names of arguments in backticks are the flags of the program that runs."""
+def with_flags(remark: str | UserError) -> str:
+    """Return a remark, or a caught error, in which names of arguments in backticks are flags of the program."""
     frames = [frame for frame, _ in walk_stack(currentframe())]
+    if isinstance(remark, UserError):
+        frames = [frame for frame, _ in walk_tb(remark.__traceback__)][::-1]
+        remark = str(remark)
     for find_flag in reversed(_PROGRAMS):
         remark = _replace_names(remark, find_flag, frames)
     return remark

@@ -58,8 +58,8 @@ class Within:
 class Needs:
     """The condition under which an argument has an effect: the value of another one; otherwise it keeps its default.
 
-    A class or dataclass that `check_types` decorates lists them as NEEDS = {"cooldown": Needs("schedule", "wsd")}. Of a
-    tuple of values, one must fulfil it.
+    A class or dataclass that `check_types` decorates lists them as NEEDS = {"cooldown": Needs("schedule", "wsd")}, or
+    several of an argument. Of a tuple of values, one must fulfil it.
 
     Args:
         other: the other argument.
@@ -113,7 +113,7 @@ def check_types(public: Public) -> Public:
 def _checked(call: Callable[..., Any], owner: Callable[..., Any]) -> Any:
     """Return `call` with checks; `owner` is the function itself, or the class whose constructor it is."""
     bind = signature(call).bind_partial  # a missing argument is Python's own error
-    needs: Mapping[str, Needs] = getattr(owner, "NEEDS", {})
+    needs: Mapping[str, Needs | Sequence[Needs]] = getattr(owner, "NEEDS", {})
     hints: dict[str, Any] = {}
     typed = call
 
@@ -227,9 +227,11 @@ def check_ranges(hints: Mapping[str, Any], values: Mapping[str, Any]) -> None:
                         note.check(name, number)
 
 
-def check_needs(needs: Mapping[str, Needs], given: BoundArguments) -> None:
+def check_needs(needs: Mapping[str, Needs | Sequence[Needs]], given: BoundArguments) -> None:
     """Raise a UserError that names the first argument that is not its default and has no effect."""
-    for name, need in needs.items():
+    for name, needed in needs.items():
         value = given.arguments[name]
-        if value != given.signature.parameters[name].default:
+        if value == given.signature.parameters[name].default:
+            continue
+        for need in needed if isinstance(needed, Sequence) else [needed]:
             need.check(name, value, given.arguments[need.other])
