@@ -45,14 +45,6 @@ def test_several_devices_wrap_it(case, tmp_path):
         torch.testing.assert_close(ours.grad, expected.grad, rtol=1e-4, atol=1e-5)
 
 
-def test_a_branch_beside_a_projection_has_its_beta(case):
-    """`HookedProjection.scale`: the branch is multiplied by beta, the projection by alpha."""
-    numbers = [(1.0, 0.5), (0.9, 2.0), (0.8, 3.0), (0.7, 0.25), (0.6, 1.5)]
-    decay.attach(case.model, 1.0, numbers)
-    alphas, betas = zip(*numbers, strict=True)
-    torch.testing.assert_close(case(), case.edited(alphas, betas), rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize("options", [{"granularity": "block"}, {"branches": "attention"}, {"branches": "mlp"}])
 def test_what_makes_no_sense_in_a_resnet_is_refused(case, options):
     with raises_user_error("granularity", "branches"):
@@ -68,30 +60,6 @@ def test_a_mix_of_transformer_and_resnet_is_refused(case):
         decay.attach(model, 0.7)
     assert hooks(model) == 0
     decay.attach(model[0], 0.7)
-
-
-@pytest.mark.parametrize(
-    ("last", "projection", "message"),
-    [
-        (
-            "layer2.0.bn2",
-            "layer3.0.downsample",
-            ("layer3.0.downsample", "layer2.0.bn2"),
-        ),
-        ("layer2.0.bn2", "fc", ("'fc'", "tensor")),
-        ("layer4.0.bn2", "layer2.0.downsample", ("'layer2.0.downsample'", "tensor")),
-        ("layer2.0.nothing", "layer2.0.downsample", "'layer2.0.nothing'"),
-        ("layer2.0.bn2", "layer1.0", 0),
-    ],
-)
-def test_wrong_names_are_refused(case, last, projection, message):
-    def run():
-        decay.attach(case.model, 0.7, index="v2", pairs=[decay.Single("layer2.0.conv1", last, projection)])
-        assert last != "layer2.0.nothing", "at once"
-        case()
-
-    with raises_user_error(message):
-        run()
 
 
 def test_a_branch_that_ends_in_no_tensor_is_refused():

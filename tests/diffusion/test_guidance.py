@@ -120,12 +120,6 @@ def test_outside_of_its_interval_and_at_scale_1_the_network_is_alone(both):
     assert torch.equal(one.denoise(noise(), 0.5)[0], alone.denoise(noise(), 0.5)[0])
 
 
-def test_a_guide_of_itself_changes_nothing():
-    plain = images(Sampling("ddim", 3), [0, 1], [0, 1])
-    same = images(Sampling("ddim", 3, 4.0), [0, 1], [0, 1], of=replace(source(), guide=source()))
-    assert torch.allclose(plain, same, atol=1e-5)
-
-
 @pytest.mark.parametrize("change", [{"path": Linear()}, {"shape": (3, 4, 4)}, {"num_classes": CLASSES + 1}])
 def test_a_guide_that_does_not_fit_is_refused(change):
     with raises_user_error("guide", *change):

@@ -95,16 +95,6 @@ def test_every_prediction_makes_images_with_every_sampler(prediction, path):
             assert images(Sampling(name, 3, clip=clip), [0], [1], of=of).isfinite().all(), name
 
 
-def test_a_bfloat16_network_is_sampled_in_float32():
-    def net(x, t, y):
-        return NET(x, t, y).bfloat16()
-
-    sampled = images(Sampling(steps=5), of=source(net))
-    assert sampled.dtype == torch.float32
-    assert (sampled - images(Sampling(steps=5))).abs().mean() < 0.02
-    assert not torch.equal(sampled, sampled.bfloat16().float())
-
-
 PREDICTIONS, WEIGHTINGS = get_args(Prediction), get_args(Weighting)
 CASES = [(p, w) for p in PREDICTIONS for w in WEIGHTINGS if w == "none" or p in ("eps", "score")]
 INTERVALS = [

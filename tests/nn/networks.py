@@ -100,3 +100,37 @@ def gradients(net, arguments):
     """Return the gradients of a loss for each parameter that is trained."""
     net(*arguments).square().mean().backward()
     return {name: parameter.grad for name, parameter in net.named_parameters() if parameter.requires_grad}
+
+
+def watch(net):
+    """Return the first state, and the branches' inputs, outputs and merges, which the next forward pass fills in."""
+    seen = {"inputs": [], "branches": [], "merges": [], "gates": [], "blocks": []}
+
+    def keep(name):
+        return lambda module, args, out: seen[name].append(out)
+
+    def enter(module, args):
+        seen["inputs"].append(args[0])
+
+    for block in blocks_of(net)[: len(net.shortcuts.alphas) // 2]:  # without the decoder of an MAE
+        gated = isinstance(block, AdaLNBlock)
+        if gated:
+            block.adaLN_modulation.register_forward_hook(keep("gates"))
+        merge = block.skip if gated else block.skip_linear
+        if merge is not None:
+            merge.register_forward_hook(keep("merges"))
+        for norm, branch in ((block.norm1, block.attn), (block.norm2, block.mlp)):
+            norm.register_forward_pre_hook(enter)
+            branch.register_forward_hook(keep("branches"))
+        block.register_forward_hook(keep("blocks"))
+    return seen
+
+
+def sources_of(seen):
+    """Return the first state, the branches times their gates, and the merges that `watch` has seen."""
+    branches = list(seen["branches"])
+    for i, modulation in enumerate(seen["gates"]):
+        gates = modulation[:, None].chunk(6, dim=-1)[2::3]
+        for branch in (0, 1):
+            branches[2 * i + branch] = gates[branch] * branches[2 * i + branch]
+    return torch.stack([seen["inputs"][0], *branches, *seen["merges"]])

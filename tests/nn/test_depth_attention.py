@@ -5,15 +5,14 @@ import copy
 import pytest
 import torch
 from mae_reference import SMALL as SMALL_MAE
-from networks import CONCAT_SIT, DECAYED_SIT, MASKED, SIT, UVIT, VIT, blocks_of
+from networks import CONCAT_SIT, DECAYED_SIT, MASKED, SIT, UVIT, VIT, sources_of, watch
 from torch import nn
 from torch.autograd import gradcheck
 
 from uvit_decay.decay import SHORTCUTS, Plan, attach, mixing_matrix, shortcuts
-from uvit_decay.decay.depth_attention import SHARED, DepthReader, Routing, Sources
+from uvit_decay.decay.depth_attention import SHARED, DepthReader, Sources
 from uvit_decay.files.instantiate import Spec, build
 from uvit_decay.nn import MAE, ResNet, ViT
-from uvit_decay.nn.block import AdaLNBlock
 from uvit_decay.terminal.errors import UserError
 
 BRANCHES, DIM = 6, 5
@@ -98,13 +97,6 @@ def test_queries_of_zero_and_equal_logits_give_the_mean_of_the_sources(schedule)
         torch.testing.assert_close(rows, equal[1:])
 
 
-@pytest.mark.parametrize("sums", [False, True])
-def test_groups_of_one_are_the_full_form(sums):
-    one = Routing(group=1, sums=sums)
-    full = Routing(group=10**6, sums=False)  # a single group, all outputs of which are seen
-    torch.testing.assert_close(states(reader(one, 0.7), values()), states(reader(full, 0.7), values()))
-
-
 @each_schedule
 def test_gradients_are_those_of_finite_differences(schedule):
     kind = ROUTINGS[schedule]
@@ -131,27 +123,12 @@ def test_networks_read_what_their_matrix_says_and_train_all_queries(kind, schedu
             nn.init.normal_(parameter, std=0.2)
     arguments = [x.double() if x.is_floating_point() else x for x in kind.inputs()]
     arguments = arguments[:1] if kind is VIT else arguments
-    inputs, branches, merges, gates = [], [], [], []
-    for block in blocks_of(body)[: len(body.shortcuts.alphas) // 2]:
-        gated = isinstance(block, AdaLNBlock)
-        block.norm1.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
-        block.norm2.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
-        block.attn.register_forward_hook(lambda *call: branches.append(call[-1]))
-        block.mlp.register_forward_hook(lambda *call: branches.append(call[-1]))
-        if gated:
-            block.adaLN_modulation.register_forward_hook(lambda *call: gates.append(call[-1][:, None]))
-        if merge := (block.skip if gated else block.skip_linear):
-            merge.register_forward_hook(lambda *call: merges.append(call[-1]))
+    seen = watch(body)
     with torch.no_grad():
         matrix = mixing_matrix(body, *arguments)
-    assert len(gates) in (0, len(branches) // 2), "once for both branches of a block"
-    for i, gate in enumerate(gates):
-        branches[2 * i] = gate.chunk(6, dim=-1)[2] * branches[2 * i]
-        branches[2 * i + 1] = gate.chunk(6, dim=-1)[5] * branches[2 * i + 1]
-    sources = torch.stack([inputs[0], *branches, *merges])
-    rows = torch.stack(inputs)
-    found = torch.einsum("ls,sbnd->lbnd", matrix[:-1], sources)
-    torch.testing.assert_close(found, rows, rtol=1e-9, atol=1e-9)
+    assert len(seen["gates"]) in (0, len(seen["branches"]) // 2), "once for both branches of a block"
+    found = torch.einsum("ls,sbnd->lbnd", matrix[:-1], sources_of(seen))
+    torch.testing.assert_close(found, torch.stack(seen["inputs"]), rtol=1e-9, atol=1e-9)
     net(*arguments).square().mean().backward()
     assert all(query.query.grad.abs().max() > 0 for query in body.depth_attention.queries)
     assert all(query.time is None or query.time.grad.abs().max() > 0 for query in body.depth_attention.queries)

@@ -112,23 +112,6 @@ def test_under_autocast_the_residual_stream_of_the_decoder_stays_float32():
     assert {*seen, prediction.dtype} == {torch.float32}
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (dict(wiring="decayed", skips=False), "image"),
-        (dict(wiring="decayed", norm=True), "norm"),
-        (dict(wiring="decayed", depth=3), "even"),
-        (dict(channels=1), "`pixels` to unit"),
-        (dict(image_size=9), "patch_size"),
-        (dict(decoder_depth=0), "decoder_depth"),
-        (dict(patch_size=1, channels=1, pixels="unit"), "variance"),
-    ],
-)
-def test_networks_that_cannot_be_are_refused(options, message):
-    with raises_user_error(message):
-        small(**options)
-
-
 @pytest.mark.parametrize("ratio", [0.0, 1.0, -1.0, float("nan"), 0.99])
 def test_a_mask_removes_some_patches_and_leaves_some(ratio):
     with raises_user_error("mask_ratio"):

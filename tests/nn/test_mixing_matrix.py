@@ -2,38 +2,13 @@
 
 import pytest
 import torch
-from networks import CONCAT_SIT, DECAYED_SIT, SIT, UVIT, VIT, blocks_of
+from networks import CONCAT_SIT, DECAYED_SIT, SIT, UVIT, VIT, sources_of, watch
 from torch import nn
 
 from uvit_decay.decay import SHORTCUTS, attach, mixing_matrix, shortcuts
-from uvit_decay.nn.block import AdaLNBlock
 from uvit_decay.terminal.errors import UserError
 
 KINDS = (UVIT, SIT, DECAYED_SIT, CONCAT_SIT, VIT)
-
-
-def watch(net):
-    """Return the first state, and the branches' inputs, outputs and merges, which the next forward pass fills in."""
-    seen = {"inputs": [], "branches": [], "merges": [], "gates": [], "blocks": []}
-
-    def keep(name):
-        return lambda module, args, out: seen[name].append(out)
-
-    def enter(module, args):
-        seen["inputs"].append(args[0])
-
-    for block in blocks_of(net):
-        gated = isinstance(block, AdaLNBlock)
-        if gated:
-            block.adaLN_modulation.register_forward_hook(keep("gates"))
-        merge = block.skip if gated else block.skip_linear
-        if merge is not None:
-            merge.register_forward_hook(keep("merges"))
-        for norm, branch in ((block.norm1, block.attn), (block.norm2, block.mlp)):
-            norm.register_forward_pre_hook(enter)
-            branch.register_forward_hook(keep("branches"))
-        block.register_forward_hook(keep("blocks"))
-    return seen
 
 
 @pytest.mark.parametrize("schedule", [name for name, kind in SHORTCUTS.items() if kind.numbers])
@@ -52,12 +27,7 @@ def test_the_input_of_each_branch_is_the_sum_of_its_row(kind, schedule):
     arguments = kind.inputs()[:1] if kind is VIT else kind.inputs()  # without the ViT's stochastic depth
     with torch.no_grad():
         net(*(x.double() if x.is_floating_point() else x for x in arguments))
-    branches = seen["branches"]
-    for i, modulation in enumerate(seen["gates"]):
-        gates = modulation[:, None].chunk(6, dim=-1)[2::3]
-        for branch in (0, 1):
-            branches[2 * i + branch] = gates[branch] * branches[2 * i + branch]
-    sources = torch.stack([seen["inputs"][0], *branches, *seen["merges"]])
+    sources = sources_of(seen)
     rows = torch.stack([*seen["inputs"], seen["blocks"][-1]])
     matrix = mixing_matrix(net)
     assert matrix.shape == (len(rows), len(sources))

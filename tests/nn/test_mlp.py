@@ -46,8 +46,3 @@ def test_timm_is_told_that_its_layout_has_none(tmp_path):
     net = ViT(8, 2, 3, dim=16, depth=2, heads=2, mlp="swiglu")
     with raises_user_error("mlp", "swiglu", ".safetensors"):
         timm_state(net, net.state_dict(), tmp_path / "x.ckpt")
-
-
-def test_other_kinds_are_refused():
-    with raises_user_error("mlp", "gelu", "swiglu", "'relu'"):
-        UVIT.small(mlp="relu")

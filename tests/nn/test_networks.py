@@ -1,11 +1,12 @@
 """Our networks alike in use: checkpointing of activations, the null label, compilation, taps and user errors."""
 
 import inspect
+import math
 
 import jaxtyping
 import pytest
 import torch
-from networks import CONCAT_SIT, DECAYED_SIT, MASKED, SIT, UVIT, VIT, blocks_of, each_kind, gradients
+from networks import CONCAT_SIT, DECAYED_SIT, MASKED, SIT, UVIT, VIT, blocks_of, each_kind, gradients, mae
 from refusals import raises_user_error
 
 from uvit_decay.nn import MAE, ResNet, SiT, UViT, ViT
@@ -119,33 +120,54 @@ def test_only_train_py_takes_sizes_from_the_data(network):
         network(channels=None)
 
 
+BAD_SCALES = ("steep", 0.0, math.inf, "kappa:half", "kappa:", "kappa:1.5", "kappa:0", "learned:2", "stream:", "stream")
+
+
 @pytest.mark.parametrize(
-    ("kind", "options", "named"),
+    ("make", "options", "named"),
     [
-        *((kind, dict(depth=0), "depth") for kind in (UVIT, SIT, DECAYED_SIT)),
-        *((kind, dict(depth=3), "depth") for kind in (UVIT, DECAYED_SIT)),
-        *((kind, dict(image_size=9), "image_size 9") for kind in (UVIT, SIT)),
-        *((kind, dict(patch_size=3), "patch_size 3") for kind in (UVIT, SIT)),
-        *((kind, dict(heads=3), "heads 3") for kind in (UVIT, SIT)),
-        *((kind, dict(alpha_min=0.0), "alpha_min") for kind in (UVIT, SIT)),
-        *((kind, dict(norm_type="batch"), ("norm_type", "layer", "rms", "'batch'")) for kind in (UVIT, SIT)),
-        *((kind, dict(output_skip="on"), ("output_skip", "none", "learned", "'on'")) for kind in (UVIT, SIT)),
-        (UVIT, dict(init="kaiming"), ("init", "official", "xavier", "'kaiming'")),
-        (SIT, dict(patch_size=0), "patch_size"),
-        (SIT, dict(num_classes=-1), "num_classes"),
-        (SIT, dict(dim=18), ("dim 18", 4)),
-        (SIT, dict(skip="concat"), ("skip", "decayed")),
-        (SIT, dict(skip_zero_init=True), ("skip_zero_init", "decayed")),
-        (SIT, dict(time="ddpm"), ("time", "sit", "dit", "'ddpm'")),
-        (SIT, dict(learned_variance=True), "learn_sigma"),
-        (SIT, dict(wiring="unet"), ("wiring", "official", "decayed", "'unet'")),
-        (DECAYED_SIT, dict(skip="mul"), ("skip", "add", "concat", "'mul'")),
+        *((kind.small, dict(depth=0), "depth") for kind in (UVIT, SIT, DECAYED_SIT)),
+        *((kind.small, dict(depth=3), "depth") for kind in (UVIT, DECAYED_SIT)),
+        *((kind.small, dict(image_size=9), "image_size 9") for kind in (UVIT, SIT)),
+        *((kind.small, dict(patch_size=3), "patch_size 3") for kind in (UVIT, SIT)),
+        *((kind.small, dict(heads=3), "heads 3") for kind in (UVIT, SIT)),
+        *((kind.small, dict(alpha_min=0.0), "alpha_min") for kind in (UVIT, SIT)),
+        *((kind.small, dict(norm_type="batch"), ("norm_type", "layer", "rms", "'batch'")) for kind in (UVIT, SIT)),
+        *((kind.small, dict(output_skip="on"), ("output_skip", "none", "learned", "'on'")) for kind in (UVIT, SIT)),
+        (UVIT.small, dict(init="kaiming"), ("init", "official", "xavier", "'kaiming'")),
+        (SIT.small, dict(patch_size=0), "patch_size"),
+        (SIT.small, dict(num_classes=-1), "num_classes"),
+        (SIT.small, dict(dim=18), ("dim 18", 4)),
+        (SIT.small, dict(skip="concat"), ("skip", "decayed")),
+        (SIT.small, dict(skip_zero_init=True), ("skip_zero_init", "decayed")),
+        (SIT.small, dict(time="ddpm"), ("time", "sit", "dit", "'ddpm'")),
+        (SIT.small, dict(learned_variance=True), "learn_sigma"),
+        (SIT.small, dict(wiring="unet"), ("wiring", "official", "decayed", "'unet'")),
+        (DECAYED_SIT.small, dict(skip="mul"), ("skip", "add", "concat", "'mul'")),
+        (UVIT.small, dict(mlp="relu"), ("mlp", "gelu", "swiglu", "'relu'")),
+        *((UVIT.small, dict(skip_scale=scale), "skip_scale") for scale in BAD_SCALES),
+        (UVIT.small, dict(skip_scale="learned", patch_size=4, image_size=8), "skip_scale"),  # too few tokens
+        (UVIT.small, dict(skip_scale="stream", alpha_min=0.7), "skip_scale"),
+        (UVIT.small, dict(skip_scale="stream:0.8", alpha_min=0.7), "skip_scale"),
+        (UVIT.small, dict(skip_scale="stream:0.8", schedule="learnable"), "skip_scale"),
+        (UVIT.small, dict(skip_scale="kappa", skip=False), "skip_scale"),
+        (SIT.small, dict(skip_scale=0.5), "skip_scale"),
+        (mae, dict(wiring="official", skip_scale="stream:0.8"), "skip_scale"),
+        (mae, dict(skips=False), "image"),
+        (mae, dict(norm=True), "norm"),
+        (mae, dict(depth=3), "even"),
+        (mae, dict(channels=1), "`pixels` to unit"),
+        (mae, dict(image_size=9), "patch_size"),
+        (mae, dict(decoder_depth=0), "decoder_depth"),
+        (mae, dict(patch_size=1, channels=1, pixels="unit"), "variance"),
+        (ResNet, dict(depth=6), "depth"),
+        (ResNet, dict(pixels="imagenet", channels=1), "`pixels` to unit"),
     ],
 )
-def test_impossible_networks_are_user_errors_of_one_line_that_name_the_option(kind, options, named, monkeypatch):
+def test_impossible_networks_are_user_errors_of_one_line_that_name_the_option(make, options, named, monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # whose checks of types would come first
     with raises_user_error(named):
-        kind.small(**options)
+        make(**options)
 
 
 @pytest.mark.parametrize(

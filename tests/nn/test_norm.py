@@ -13,7 +13,6 @@ from uvit_decay.decay.weights import Weighted, weighted
 from uvit_decay.nn import MAE, ViT
 from uvit_decay.nn.block import AdaLNBlock, Block
 from uvit_decay.nn.layers import Attention, LayerFactory
-from uvit_decay.tasks.optim.options import Optimization
 
 both_types = pytest.mark.parametrize("norm_type", ["layer", "rms"])
 
@@ -125,12 +124,3 @@ def test_attention_in_bfloat16_alone_stays_in_it(norm_type):
     rough = attention.bfloat16()(x.bfloat16())
     torch.testing.assert_close(rough.float(), attention.float()(x), rtol=0.05, atol=0.05)
     assert rough.dtype == torch.bfloat16
-
-
-def test_scales_decay_with_all_parameters_but_not_among_matrices():
-    net = UVIT.small(qk_norm=True, norm_type="rms")
-    scales = {id(p) for name, p in net.named_parameters() if name.endswith("_norm.weight")}
-    assert len(scales) == 2 * UVIT.blocks
-    for decay_on, expected in (("all", {0.03}), ("matrices", {0.0}), ("layers", {0.0})):
-        groups = Optimization(decay_on=decay_on).groups(net, 1e-3)
-        assert {g["weight_decay"] for g in groups if scales & {id(p) for p in g["params"]}} == expected

@@ -100,12 +100,6 @@ def test_zero_init_silences_the_branches():
     assert all(block.bn2.weight.any() for block in ResNet(**SMALL, alpha_min=0.7).blocks())
 
 
-def test_weights_of_another_decay_are_refused():
-    net = ResNet(**SMALL, alpha_min=0.7)
-    with raises_user_error("alphas"):
-        ResNet(**SMALL).load_state_dict(net.state_dict())
-
-
 def test_it_computes_in_bfloat16_and_returns_single_precision():
     net = ResNet(**SMALL, alpha_min=0.7).eval()
     x = images(16)
@@ -113,18 +107,3 @@ def test_it_computes_in_bfloat16_and_returns_single_precision():
         out = net(x)
     assert out.dtype == torch.float32
     torch.testing.assert_close(out, net(x), rtol=0.1, atol=0.1)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"depth": 6}, "depth"),
-        ({"width": 0}, "width"),
-        ({"alpha_min": 0.0}, "alpha_min"),
-        ({"pixels": "imagenet", "channels": 1}, "`pixels` to unit"),
-        ({"schedule": "gain", "alpha_min": 0.7}, ("gain", "ResNet")),
-    ],
-)
-def test_wrong_arguments_are_refused(options, message):
-    with raises_user_error(message):
-        ResNet(**SMALL | options)

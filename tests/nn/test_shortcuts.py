@@ -226,13 +226,6 @@ def test_flags_take_lists_of_alphas_and_pairs():
     assert parser.parse_args(["--schedule", "cosine"]).schedule == "cosine"
 
 
-def test_a_function_is_read_as_a_list():
-    assert shortcuts(2, 1.0, lambda count: np.full(count, 0.5)) == decay.weighted([0.5] * 4)
-    for wrong in ([1e39] * 4, None):
-        with raises_user_error(4):
-            shortcuts(2, 1.0, lambda count, wrong=wrong: wrong)
-
-
 def test_gains_beyond_float32_are_refused():
     with raises_user_error("float32", "alpha_min"):
         shortcuts(1000, 1e-3, "gain")
@@ -248,12 +241,6 @@ def test_what_does_not_fall_refuses_alpha_min_and_one_kind_of_branches():
         for branches in ("attention", "mlp"):
             with raises_user_error("branches"):
                 shortcuts(2, 1.0, schedule, branches=branches)
-
-
-def test_the_gain_of_a_branch_is_its_beta_over_the_product_of_the_alphas():
-    assert shortcuts(3, A).gains == pytest.approx([1 / math.prod(LINEAR[: k + 1]) for k in range(N)])
-    assert shortcuts(3, A, "gain").gains == pytest.approx(shortcuts(3, A).gains)
-    assert shortcuts(12, 0.6).gains[-1] == pytest.approx(279, abs=0.5)
 
 
 def test_the_documentation_lists_the_table():

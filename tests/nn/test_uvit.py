@@ -76,23 +76,12 @@ def test_xavier_initialisation_is_uniform_with_wide_positions_and_labels():
 
 @pytest.mark.parametrize("init", ["official", "xavier"])
 @pytest.mark.parametrize(
-    ("alpha_min", "zero_init", "silent"),
-    [(1.0, None, False), (0.999, None, True), (0.6, None, True), (0.6, False, False), (1.0, True, True)],
-)
-def test_branches_start_silent_if_decayed_unless_said_otherwise(alpha_min, zero_init, silent, init):
-    net = small(alpha_min=alpha_min, zero_init=zero_init, init=init)
-    for block in net.blocks():
-        for linear in (block.attn.proj, block.mlp.fc2):
-            assert bool(linear.weight.any()) != silent
-            assert not linear.bias.any()
-        assert block.attn.qkv.weight.any()
-        assert block.mlp.fc1.weight.any()
-        assert block.skip_linear is None or block.skip_linear.weight.any()
-
-
-@pytest.mark.parametrize(
     ("options", "silent"),
     [
+        (dict(), False),
+        (dict(alpha_min=0.999), True),
+        (dict(alpha_min=0.6, zero_init=False), False),
+        (dict(zero_init=True), True),
         (dict(schedule=[1.0] * 8 + [0.9] * 2), True),
         (dict(schedule=[1.0] * 10), False),
         (dict(schedule="constant"), True),
@@ -100,10 +89,15 @@ def test_branches_start_silent_if_decayed_unless_said_otherwise(alpha_min, zero_
         (dict(schedule="gain", alpha_min=0.7), True),
     ],
 )
-def test_branches_start_silent_if_an_alpha_is_below_1_however_it_is_given(options, silent):
-    net = small(**options)
-    assert len(net.alphas) == 10
-    assert all(bool(block.mlp.fc2.weight.any()) != silent for block in net.blocks())
+def test_branches_start_silent_if_an_alpha_is_below_1_unless_said_otherwise(options, silent, init):
+    net = small(init=init, **options)
+    for block in net.blocks():
+        for linear in (block.attn.proj, block.mlp.fc2):
+            assert bool(linear.weight.any()) != silent
+            assert not linear.bias.any()
+        assert block.attn.qkv.weight.any()
+        assert block.mlp.fc1.weight.any()
+        assert block.skip_linear is None or block.skip_linear.weight.any()
 
 
 @pytest.mark.parametrize(("options", "silent"), [(dict(), True), (dict(zero_init=False), False)])
