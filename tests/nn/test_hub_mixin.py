@@ -83,7 +83,7 @@ def test_what_does_not_fit_is_refused(network, tmp_path, monkeypatch):
         with raises_user_error("UViT", tmp_path, fragments):
             UViT.from_pretrained(tmp_path)
     config.unlink()
-    with raises_user_error("UViT", tmp_path, "alpha_min", "10 branches", "26 branches"):  # of the default depth
+    with raises_user_error("UViT", tmp_path, "alpha_min", "10 numbers", "26 numbers"):  # of the default depth
         UViT.from_pretrained(tmp_path)
 
 

@@ -23,7 +23,7 @@ def test_the_decayed_forward_pass_runs_the_same_operations_as_the_ordinary_one(k
         (dict(alpha_min=0.8), dict(alpha_min=0.7), ("0.8]", "0.7]")),
         (dict(alpha_min=1.0), dict(alpha_min=0.7), ("1 .. 1]", "0.7]")),
         (dict(alpha_min=0.7), dict(alpha_min=1.0), ("0.7]", "1 .. 1]")),
-        (dict(alpha_min=0.7, depth=2), dict(alpha_min=0.7, depth=4), ("({fewer} branches)", "({all} branches)")),
+        (dict(alpha_min=0.7, depth=2), dict(alpha_min=0.7, depth=4), ("({fewer} numbers)", "({all} numbers)")),
         (dict(alpha_min=0.7, schedule="learnable"), dict(alpha_min=0.8), ("0.7]", "0.8]")),
     ],
 )

@@ -14,13 +14,7 @@ from torch import Tensor, nn
 
 from uvit_decay.decay.blocks import Gated, Pairs, Single, known_pairs
 from uvit_decay.decay.hooks import ExecutionOrder, HookedBranches, HookedPair
-from uvit_decay.decay.schedule import (
-    Branches,
-    Granularity,
-    Index,
-    Schedule,
-    shortcuts,
-)
+from uvit_decay.decay.schedule import Branches, Granularity, Index, Schedule, shortcuts
 from uvit_decay.decay.weights import Shortcuts, Weights
 from uvit_decay.terminal.errors import UserError
 from uvit_decay.terminal.typed import Bounds, check_types

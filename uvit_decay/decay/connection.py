@@ -112,13 +112,7 @@ class Connection(nn.Module):
 
 
 def check_connections(connections: Sequence[Connection], width: int, has_time: bool) -> None:
-    """Run connections once on small tokens; a wrong shape, or a parameter without a gradient, is a UserError.
-
-    Args:
-        connections: the N + 1 connections of a network.
-        width: width d of the tokens.
-        has_time: whether the network has an embedded time (b, d).
-    """
+    """Run connections once on small tokens; a wrong shape, or a parameter without a gradient, is a UserError."""
     modules = nn.ModuleList([*connections, *connections[0].shared.values()])
     device = next((parameter.device for parameter in modules.parameters()), None)  # meta for a network to be loaded
     tokens = torch.ones(1, 2, width, device=device)

@@ -60,13 +60,7 @@ class Routing:
 
 
 class Source(NamedTuple):
-    """Tensor that later branches read.
-
-    Args:
-        value: the tensor.
-        inverse_rms: inverse of the root mean square of each token.
-        columns: columns of the mixing matrix, one for each output that `value` sums.
-    """
+    """Tensor that later branches read; `columns` of the mixing matrix, one for each output that `value` sums."""
 
     value: Float[Tensor, "b n d"]
     inverse_rms: Float[Tensor, "b n 1"]
@@ -83,14 +77,8 @@ class Source(NamedTuple):
 class Sources:
     """Sources written so far, which a new object replaces at each write.
 
-    Args:
-        kind: the kind of attention over depth.
-        branches: number N of branches.
-        time: embedded time (b, d); None in an encoder.
-        finished: finished sources, first the embeddings v_0.
-        running: sources of the running group of branches.
-        written: number of branches written so far.
-        merged: number of merges written so far.
+    `finished` begins with the embeddings v_0, and `running` are the sources of the running group of branches. `written`
+    and `merged` count branches and merges. The embedded `time` (b, d) is None in an encoder.
     """
 
     kind: Routing

@@ -69,7 +69,13 @@ def mixing_matrix(of: Shortcuts | nn.Module, *inputs: Tensor) -> Float[Tensor, "
     if hasattr(of, "depth_attention"):
         with explain(f"attention over depth needs `inputs`, the arguments of the {type(of).__name__}", TypeError):
             signature(of.forward).bind(*inputs)
-        return measure_mixing(of, inputs, len(of.merges))
+        measured = MixingSums(of.depth_attention, len(of.merges))
+        try:
+            with torch.no_grad():
+                of(*inputs)
+        finally:
+            measured.remove()
+        return mixing_of(measured.sums())
     of.shortcuts.check_numbers("the mixing matrix")
     current = [connection.weights() for connection in of.connections[: len(of.shortcuts.alphas)]]
     return _multiply_out(current, of.merges)
@@ -107,10 +113,7 @@ class MixingSums:
     """Sums of the weights of all readers over the tokens of several forward passes, on the device of the network.
 
     A branch behind the merge of a long skip is read twice, before and after it; the reading after it is the branch's.
-
-    Args:
-        reader: `uvit_decay.decay.depth_attention.DepthReader`, whose queries get hooks until `remove`.
-        merges: number of long skips.
+    The queries of `reader`, a `uvit_decay.decay.depth_attention.DepthReader`, get hooks until `remove`.
     """
 
     def __init__(self, reader: nn.Module, merges: int) -> None:
@@ -163,14 +166,3 @@ class MixingSums:
 def mixing_of(sums: Float[Tensor, "rows columns"]) -> Float[Tensor, "rows sources"]:
     """Return the mixing matrix, the mean over tokens, given the sums of `MixingSums`."""
     return sums[:, :-1] / sums[:, -1:]
-
-
-@torch.no_grad()
-def measure_mixing(network: nn.Module, inputs: Sequence[Tensor], merges: int) -> Float[Tensor, "rows sources"]:
-    """Return the mixing matrix of `network(*inputs)`, averaged over tokens, see `decay.mixing_matrix`."""
-    measured = MixingSums(network.depth_attention, merges)
-    try:
-        network(*inputs)
-    finally:
-        measured.remove()
-    return mixing_of(measured.sums())

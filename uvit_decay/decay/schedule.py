@@ -75,7 +75,12 @@ def shortcuts(
     """
     if per_block == 1 and (granularity, branches) != ("branch", "both"):
         raise UserError("a ResNet's block has one residual branch; leave out granularity and branches")
-    kind = _find_kind(schedule)
+    kind = None  # of numbers and functions
+    if isinstance(schedule, str):
+        check_choice(SHORTCUTS, schedule=schedule)
+        kind = SHORTCUTS[schedule]
+    elif isinstance(schedule, type) and issubclass(schedule, Connection):
+        kind = Kind("", "", schedule.build, numbers=False)
     _check_kind(kind, schedule, alpha_min, branches, per_block)
     count = per_block * blocks
     if kind is None:
@@ -90,16 +95,6 @@ def shortcuts(
     if kind.gains:
         return replace(weights, alphas=(1.0,) * count, betas=weights.gains)
     return weights
-
-
-def _find_kind(schedule: Schedule) -> Kind | None:
-    """Return the kind of a schedule; None for numbers and functions."""
-    if isinstance(schedule, str):
-        check_choice(SHORTCUTS, schedule=schedule)
-        return SHORTCUTS[schedule]
-    if isinstance(schedule, type) and issubclass(schedule, Connection):
-        return Kind("", "", schedule.build, numbers=False)
-    return None
 
 
 def _check_kind(kind: Kind | None, schedule: Schedule, alpha_min: float, branches: Branches, per_block: int) -> None:

@@ -185,12 +185,7 @@ def decayed_add(x: Tensor, f: Tensor, alpha: float | Tensor, beta: float | Tenso
 class Weighted(Connection):
     """x <- alpha x + beta f(scale norm(x)), the connection of every kind that is numbers.
 
-    Without arguments it is the plain connection, x + f(norm(x)).
-
-    Args:
-        shortcuts: the numbers of all branches.
-        branch: number k of the branch.
-        owner: module in which learned weights are registered.
+    Without arguments it is the plain connection, x + f(norm(x)). Learned weights are registered in `owner`.
     """
 
     def __init__(self, shortcuts: Shortcuts | None = None, branch: int = 0, owner: nn.Module | None = None) -> None:

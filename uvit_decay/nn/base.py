@@ -202,10 +202,8 @@ class DecayedNet(
         """Build the connections of the branches, and hand them to their blocks.
 
         Call it after the weights are initialised, because connections may draw random numbers. They are modules of this
-        network and not of its blocks, whose shards FSDP frees between calls.
-
-        Args:
-            has_time: whether `run_blocks` gets the embedded time.
+        network and not of its blocks, whose shards FSDP frees between calls. With `has_time`, `run_blocks` gets the
+        embedded time.
         """
         connections = self.shortcuts.connections(self, self.dim)
         if self.shortcuts.build is not None:
@@ -249,26 +247,6 @@ class DecayedNet(
             rows = block.gates or [Rows(layer) for layer in block.last_layers]
             factors += [part._replace(module=f"{name}.{part.module}") for part in rows]
         return factors
-
-    def complete_state(self, state: dict[str, Tensor], prefix: str) -> None:
-        """Add to a state_dict the recorded weights that it lacks and that loading would require.
-
-        Official files hold no alphas. They load into a network of any decay, whose own weights of the branches and
-        factors of the long skips are added. A learned output skip starts without effect.
-
-        Args:
-            state: the state_dict, changed in place.
-            prefix: what precedes the names of this network in it.
-        """
-        if prefix + "alphas" in state:
-            return
-        if self.long_skips is not None and not self.long_skips.gates:
-            state[f"{prefix}long_skips.scales"] = self.long_skips.scales
-        if self.output_skip is not None:
-            for name, value in self.output_skip.state_dict().items():
-                state[f"{prefix}output_skip.{name}"] = torch.zeros_like(value)
-        for name in self.shortcuts.recorded:
-            state[prefix + name] = self.shortcuts.tensor(name, self.dim)
 
     def find_decayed_blocks(self) -> dict[str, nn.Module]:
         """Return the decayed blocks by name in execution order, which is the order of registration."""
@@ -324,7 +302,9 @@ class DecayedNet(
             if k >= first_reader:
                 inputs["skip"] = unread.pop()
                 if self.long_skips is not None:
-                    inputs["merge"] = self.long_skips(k - first_reader, inputs["skip"], is_compiled(block))
+                    # Numbers are constants of a graph, which equal blocks share: compiled blocks get tensors.
+                    compiled = block._compiled_call_impl is not None
+                    inputs["merge"] = self.long_skips(k - first_reader, inputs["skip"], compiled)
             state = self.run_block(block, state, *conditions, **inputs)
             layer = k + 1
             if k < skips or layer in wanted or layer == len(blocks):
@@ -350,19 +330,22 @@ class DecayedNet(
         return torch.full((count,), self.num_classes, dtype=torch.int64, device=device)
 
 
-def is_compiled(block: nn.Module) -> bool:
-    """Return whether `block.compile()` was called.
-
-    Equal blocks then share a graph. Numbers are constants of a graph, so compiled blocks get the factors of long skips
-    as tensors.
-    """
-    return block._compiled_call_impl is not None
-
-
 def _check_weights(net: DecayedNet, state: dict[str, Tensor], prefix: str, *_: object) -> None:
-    """Raise a UserError if the weights were trained with another decay (hook before a state_dict is loaded)."""
-    net.complete_state(state, prefix)
-    for name in net.shortcuts.recorded:
-        if name != net.shortcuts.learned:
-            stored = state.get(prefix + name, torch.empty(0))
-            check_recorded(name, stored, getattr(net.shortcuts, name))
+    """Raise a UserError if the weights were trained with another decay (hook before a state_dict is loaded).
+
+    Official files hold no alphas. They load into a network of any decay, whose own weights of the branches and factors
+    of the long skips are added. A learned output skip starts without effect.
+    """
+    shortcuts = net.shortcuts
+    if prefix + "alphas" not in state:
+        if net.long_skips is not None and not net.long_skips.gates:
+            state[f"{prefix}long_skips.scales"] = net.long_skips.scales
+        if net.output_skip is not None:
+            for name, value in net.output_skip.state_dict().items():
+                state[f"{prefix}output_skip.{name}"] = torch.zeros_like(value)
+        for name in shortcuts.recorded:
+            state[prefix + name] = shortcuts.tensor(name, net.dim)
+    options = "`alpha_min`, `schedule`, `granularity`, `index` and `branches`"
+    for name in shortcuts.recorded:
+        if name != shortcuts.learned:
+            check_recorded(name, state.get(prefix + name), getattr(shortcuts, name), options)

@@ -138,13 +138,6 @@ class AdaLNBlock(nn.Module):
         normed = second.rescale(self.norm2(second.read(state)))
         return second(state, gate2 * self.mlp(modulate(normed, shift2, scale2)), keep2)
 
-    def silence_skip(self) -> None:
-        """Initialise the long skip without effect: W = 0 for `add`, W = [I, 0] for `concat`."""
-        if self.concat:
-            nn.init.eye_(self.skip.weight)
-        else:
-            nn.init.zeros_(self.skip.weight)
-
     def zero_init(self) -> None:
         """Zero the modulation, so that both gates are 0 and both branches start silent (adaLN-Zero)."""
         zero_linear(self.adaLN_modulation[1])

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention, silu
 
 from uvit_decay.decay.connection import Tokens
-from uvit_decay.terminal.errors import UserError, check_choice
+from uvit_decay.terminal.errors import UserError
 
 Heads = Float[Tensor, "b h n k"]
 Norm = nn.LayerNorm | nn.RMSNorm
@@ -143,10 +143,6 @@ class LayerFactory:
     mlp: str = "gelu"
     norm_type: str = "layer"
     qk_norm: bool = False
-
-    def __post_init__(self) -> None:
-        check_choice(MLPS, mlp=self.mlp)
-        check_choice(NORMS, norm_type=self.norm_type)
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:

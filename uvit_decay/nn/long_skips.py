@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from uvit_decay import decay
-from uvit_decay.nn.recorded import agree
+from uvit_decay.nn.recorded import check_recorded
 from uvit_decay.terminal.errors import UserError, check_choice, check_numbers
 
 SkipScale = float | str  # see above
@@ -119,7 +119,7 @@ class LongSkips(nn.Module):
         return self.gates[j % len(self.gates)]
 
     def forward(self, j: int, state: Float[Tensor, "b n d"], as_tensors: bool = False) -> MergeWeights:
-        """Return the factors of skip j; fixed factors are tensors with `as_tensors`, see `is_compiled` of base.py."""
+        """Return the factors of skip j; fixed factors are tensors with `as_tensors`, for compiled blocks."""
         gate = self.gate(j)
         if gate is not None:
             return MergeWeights(gate(state), 1.0)
@@ -129,13 +129,7 @@ class LongSkips(nn.Module):
 
 
 def build_long_skips(config: Mapping[str, Any], shortcuts: decay.Shortcuts, plan: SkipPlan) -> LongSkips | None:
-    """Return the factors of the long skips of a network, or None for plain skips, which cost nothing.
-
-    Args:
-        config: arguments of the network: `skip_scale`, and the arguments of `decay.shortcuts`.
-        shortcuts: the shortcuts of the network.
-        plan: positions of the skips.
-    """
+    """Return the factors of the long skips of a network, or None for plain skips, which cost nothing."""
     scale = config["skip_scale"]
     count = len(plan.sources)
     if not isinstance(scale, str):
@@ -228,21 +222,6 @@ def merge_linear(layer: nn.Linear, x: Tensor, weights: MergeWeights | None) -> T
 
 
 def _check_scales(skips: LongSkips, state: dict[str, Tensor], prefix: str, *_: object) -> None:
-    """Raise a UserError for weights that were trained with other factors (hook before a state_dict is loaded).
-
-    Official files hold no factors; `DecayedNet` adds the network's factors before this check.
-    """
-    value = state.get(f"{prefix}scales", torch.empty(0))
-    of_skips = [pair.skip for pair in skips.fixed]
-    of_biases = [pair.bias for pair in skips.fixed]
-    if agree(value, [of_skips, of_biases]):
-        return
-    found = "1"
-    if value.numel():
-        stored = value.flatten().tolist()
-        found = f"{stored[0]:.4g} .. {stored[(len(stored) - 1) // 2]:.4g}"
-    wanted = f"{of_skips[0]:.4g} .. {of_skips[-1]:.4g}"
-    raise UserError(
-        f"the weights were trained with long skips of scale {found}, this network has {wanted}; "
-        "set `skip_scale` and `alpha_min` to match"
-    )
+    """Raise a UserError for weights that were trained with other factors (hook before a state_dict is loaded)."""
+    factors = list(zip(*skips.fixed, strict=True))
+    check_recorded("long skips of scale", state.get(f"{prefix}scales"), factors, "`skip_scale` and `alpha_min`")

@@ -22,7 +22,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from uvit_decay.runtime.precision import without_autocast
-from uvit_decay.terminal.errors import check_choice
 
 OutputSkipKind = Literal["none", "learned"]
 
@@ -35,11 +34,7 @@ class Coefficients(NamedTuple):
 
 
 class OutputSkip(nn.Module):
-    """The coefficients a(t) and b(t) of the module docstring; `linear` has the rows a and b - 1.
-
-    Args:
-        dim: width d of the embedded time.
-    """
+    """The coefficients a(t) and b(t) of the module docstring; `linear` has the rows a and b - 1."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -55,13 +50,7 @@ class OutputSkip(nn.Module):
     def forward(
         self, x: Float[Tensor, "b c h w"], output: Float[Tensor, "b k h w"], time: Float[Tensor, "b d"]
     ) -> Float[Tensor, "b k h w"]:
-        """Return a x + b F in the first c channels of F, and its other channels, a variance, unchanged.
-
-        Args:
-            x: the input x_t of the network.
-            output: F, with k >= c channels.
-            time: embedded time.
-        """
+        """Return a x + b F in the first c channels of the output F, and its other channels, a variance, unchanged."""
         with without_autocast(x):
             a, b = self.coefficients(time)
             prediction, rest = output.tensor_split([x.shape[1]], dim=1)
@@ -76,10 +65,5 @@ def build_output_skip(config: Mapping[str, Any], dim: int) -> OutputSkip | None:
     """Return the skip of a network of width `dim`, or None for a plain output, which costs nothing.
 
     Call it last, so that the other weights start as without the skip.
-
-    Args:
-        config: arguments of the network, with `output_skip`.
-        dim: width d of the embedded time.
     """
-    check_choice(OutputSkipKind, output_skip=config["output_skip"])
     return OutputSkip(dim) if config["output_skip"] == "learned" else None

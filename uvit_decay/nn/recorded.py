@@ -10,32 +10,31 @@ from torch import Tensor
 from uvit_decay.terminal.errors import UserError
 
 
-def agree(value: Tensor, expected: Sequence[float] | Sequence[Sequence[float]]) -> bool:
-    """Return whether stored weights have the shape of `expected` and, up to rounding, its numbers.
+def check_recorded(
+    what: str, value: Tensor | None, expected: Sequence[float] | Sequence[Sequence[float]], options: str
+) -> None:
+    """Raise a UserError unless stored weights have the shape of `expected` and, up to rounding, its numbers.
 
-    Weights are recorded in float32, and perhaps converted with the whole network later.
+    Weights are recorded in float32, and perhaps converted with the whole network later; None means all 1.
     """
-    rounding = torch.finfo(torch.float32).eps
-    if value.is_floating_point():
-        rounding = max(rounding, torch.finfo(value.dtype).eps)
     wanted = torch.tensor(expected, dtype=torch.float64, device="cpu")
-    stored = value.detach().cpu().double()
-    return stored.shape == wanted.shape and torch.allclose(stored, wanted, rtol=rounding, atol=rounding)
+    found = "1"
+    if value is not None:
+        rounding = torch.finfo(torch.float32).eps
+        if value.is_floating_point():
+            rounding = max(rounding, torch.finfo(value.dtype).eps)
+        stored = value.detach().cpu().double()
+        if stored.shape == wanted.shape and torch.allclose(stored, wanted, rtol=rounding, atol=rounding):
+            return
+        found = _outline(stored)
+    raise UserError(
+        f"the weights were trained with {what} {found}, this network has {_outline(wanted)}; set {options} to match"
+    )
 
 
-def check_recorded(name: str, value: Tensor, expected: Sequence[float]) -> None:
-    """Raise a UserError unless the stored weights `value` of all branches equal `expected` up to rounding."""
-    if not agree(value, expected):
-        raise UserError(
-            f"the weights were trained with {name} {_outline(value.double().flatten().tolist())}, this network has "
-            f"{_outline(expected)}; set `alpha_min`, `schedule`, `granularity`, `index` and `branches` to match"
-        )
-
-
-def _outline(values: Sequence[float]) -> str:
+def _outline(values: Tensor) -> str:
     """Return the first, the middle and the last of `values` and their number, for error messages."""
-    shown = []
-    if values:
-        places = sorted({0, len(values) // 2, len(values) - 1})
-        shown = [f"{values[i]:.4g}" for i in places]
-    return f"[{' .. '.join(shown)}] ({len(values)} branches)"
+    numbers = values.flatten().tolist()
+    places = sorted({0, len(numbers) // 2, len(numbers) - 1}) if numbers else []
+    shown = [f"{numbers[i]:.4g}" for i in places]
+    return f"[{' .. '.join(shown)}] ({len(numbers)} numbers)"

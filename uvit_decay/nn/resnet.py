@@ -25,7 +25,6 @@ from uvit_decay.nn.embed import Pixels, PixelScale
 from uvit_decay.nn.inputs import check_images
 from uvit_decay.nn.intermediates import Layer
 from uvit_decay.runtime.precision import without_autocast
-from uvit_decay.terminal.errors import UserError
 from uvit_decay.terminal.typed import Bounds, check_types
 
 Stem = Literal["imagenet", "cifar"]
@@ -132,9 +131,7 @@ class ResNet(DecayedNet, pipeline_tag="image-classification"):
         return self.fc
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b classes"]:
-        """Return logits; raise a UserError if the network has no classifier."""
-        if not self.num_classes:
-            raise UserError("this encoder has no classifier; set `num_classes`")
+        """Return logits; the network needs a classifier (`num_classes`)."""
         return self.classify(self.pooled(x))
 
     def classify(self, features: Float[Tensor, "b d"]) -> Float[Tensor, "b classes"]:

@@ -165,9 +165,10 @@ class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         if self.num_classes:
             nn.init.normal_(self.y_embedder.embedding_table.weight, std=0.02)
         self.silence(self._blocks())
-        for block in self._blocks():
-            if block.skip is not None and self.config["skip_zero_init"]:
-                block.silence_skip()
+        if self.config["skip_zero_init"]:  # W = 0 for `add`, W = [I, 0] for `concat`
+            init_skip = nn.init.eye_ if self.config["skip"] == "concat" else nn.init.zeros_
+            for block in self.dec_blocks:
+                init_skip(block.skip.weight)
         self.final_layer.zero_init()
 
     def _blocks(self) -> list[AdaLNBlock]:
@@ -216,9 +217,12 @@ class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         return (tokens for _, tokens in self._states(x, self._condition(time, y), time))
 
     def embed_time(self, t: Float[Tensor, " b"]) -> Float[Tensor, "b d"]:
-        """Return the embedding of SiT's time 1 - t, or of DiT's level."""
-        network_time = _level(t) if self.config["time"] == "dit" else 1.0 - t
-        return self.t_embedder(network_time)
+        """Return the embedding of SiT's time 1 - t, or of DiT's LEVELS t - 1."""
+        if self.config["time"] == "sit":
+            return self.t_embedder(1.0 - t)
+        level = LEVELS * t.float() - 1
+        nearest = level.round()  # the time of a level, up to rounding, is embedded as exactly its number
+        return self.t_embedder(torch.where((level - nearest).abs() < LEVEL_ROUNDING, nearest, level))
 
     def _condition(self, time: Float[Tensor, "b d"], y: Tensor | None) -> Float[Tensor, "b d"]:
         """Return the condition c of all blocks: the embedded time plus the embedding of the label."""
@@ -235,10 +239,3 @@ class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         patches = self.x_embedder(x).contiguous()  # because blocks are also compiled for the strides of their input
         tokens = patches + self.pos_embed
         return self.run_blocks(tokens, self._blocks(), self._skips(), c, layers=layers, time=time)
-
-
-def _level(t: Float[Tensor, " b"]) -> Float[Tensor, " b"]:
-    """Return DiT's time LEVELS t - 1; if t is a level's time up to rounding, exactly the number of the level."""
-    level = LEVELS * t.float() - 1
-    nearest = level.round()
-    return torch.where((level - nearest).abs() < LEVEL_ROUNDING, nearest, level)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 from uvit_decay.nn.mae import MAE
@@ -35,20 +34,11 @@ VIT_SIZES: dict[str, dict[str, Any]] = {  # the ViT and MAE papers; the last two
 }
 
 
-@dataclass(frozen=True)
-class Family:
-    """Sizes of a class of networks, with the `start` arguments that create_model sets for every size."""
-
-    network: type[UViT | SiT | ViT | MAE]
-    sizes: dict[str, dict[str, Any]]
-    start: dict[str, Any] = field(default_factory=dict)
-
-
 FAMILIES = (
-    Family(UViT, UVIT_SIZES, {"zero_init": True}),
-    Family(SiT, SIT_SIZES),
-    Family(ViT, {f"vit-{name}": size for name, size in VIT_SIZES.items()}),
-    Family(MAE, {f"mae-{name}": size for name, size in VIT_SIZES.items()}),
+    (UViT, UVIT_SIZES),
+    (SiT, SIT_SIZES),
+    (ViT, {f"vit-{name}": size for name, size in VIT_SIZES.items()}),
+    (MAE, {f"mae-{name}": size for name, size in VIT_SIZES.items()}),
 )
 
 
@@ -66,11 +56,11 @@ def create_model(name: str, alpha_min: float = 1.0, **options: Any) -> UViT | Si
         options: other arguments of the class of the network, such as `image_size`.
     """
     size, _, patch = name.partition("/")
-    for family in FAMILIES:
-        if size in family.sizes and patch.isdecimal():
-            arguments = family.sizes[size] | family.start | options
-            return family.network(patch_size=int(patch), alpha_min=alpha_min, **arguments)
     known: list[str] = []
-    for family in FAMILIES:
-        known += family.sizes
+    for network, sizes in FAMILIES:
+        if size in sizes and patch.isdecimal():
+            start = {"zero_init": True} if network is UViT else {}
+            arguments = sizes[size] | start | options
+            return network(patch_size=int(patch), alpha_min=alpha_min, **arguments)
+        known += sizes
     raise UserError(f"unknown network {name!r}; use <size>/<patch> with a size of {', '.join(known)}")

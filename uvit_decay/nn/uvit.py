@@ -184,7 +184,12 @@ class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         self, x: Tensor, time: Float[Tensor, "b d"], y: Tensor | None, layers: Collection[int] | None = None
     ) -> Iterator[tuple[int, Tokens]]:
         """Yield the token states of `layers`, see `run_blocks`, given the embedded time."""
-        tokens = self._embed(x, time, y)
+        parts = [time[:, None], self.patch_embed(x)]
+        if self.num_classes:
+            if y is None:
+                y = self.null_labels(len(x), x.device)
+            parts.insert(0, self.label_emb(y)[:, None])
+        tokens = torch.cat(parts, dim=1) + self.pos_embed
         skips = len(self.out_blocks) if self.config["skip"] else 0
         return self.run_blocks(tokens, self.blocks(), skips, layers=layers, time=time)
 
@@ -193,15 +198,6 @@ class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         with without_autocast(t):
             waves = timestep_embedding(self.time_scale * t, self.dim)
             return self.time_embed(waves.to(self.pos_embed.dtype))
-
-    def _embed(self, x: Tensor, time: Float[Tensor, "b d"], y: Tensor | None) -> Tokens:
-        """Return the tokens [label, time, patches], or [time, patches] for an unconditional network."""
-        tokens = [time[:, None], self.patch_embed(x)]
-        if self.num_classes:
-            if y is None:
-                y = self.null_labels(len(x), x.device)
-            tokens.insert(0, self.label_emb(y)[:, None])
-        return torch.cat(tokens, dim=1) + self.pos_embed
 
 
 def _official_init(net: UViT) -> None:

@@ -26,7 +26,6 @@ from uvit_decay.nn.inputs import check_images
 from uvit_decay.nn.intermediates import block_layers
 from uvit_decay.nn.layers import LayerFactory, MlpType, NormType
 from uvit_decay.runtime.precision import without_autocast
-from uvit_decay.terminal.errors import UserError
 from uvit_decay.terminal.typed import check_types
 
 HeadPool = Literal["cls", "mean"]
@@ -176,12 +175,7 @@ class ViT(Encoder, pipeline_tag="image-feature-extraction"):
     def forward(
         self, x: Float[Tensor, "b c h w"], keep: Float[Tensor, "branches b"] | None = None
     ) -> Float[Tensor, "b classes"]:
-        """Return logits; raise a UserError if the network has no classifier.
-
-        `keep` multiplies the outputs of the 2 L branches, for stochastic depth.
-        """
-        if not self.num_classes:
-            raise UserError("this encoder has no classifier; set `num_classes`")
+        """Return logits; `keep` multiplies the outputs of the 2 L branches, for stochastic depth."""
         return self.classify(self.pooled(x, keep))
 
     def classify(self, features: Float[Tensor, "b d"]) -> Float[Tensor, "b classes"]:
