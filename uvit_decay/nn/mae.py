@@ -312,6 +312,8 @@ def _check_decoder(config: Mapping[str, Any]) -> None:
     """Raise a UserError if sizes of the decoder are out of range, or if options contradict each other."""
     check_whole(1, 2**16, decoder_dim=config["decoder_dim"], decoder_heads=config["decoder_heads"])
     check_whole(1, 1000, decoder_depth=config["decoder_depth"])
+    if config["norm_pix"] and config["patch_size"] == config["channels"] == 1:
+        raise UserError("norm_pix: patches of a single value have no variance; set `norm_pix` to false")
     if config["decoder_input"] == "positions" and not config["skips"]:
         raise UserError(
             "decoder_input positions: without skips the decoder cannot see the image; "
