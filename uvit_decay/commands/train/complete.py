@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -122,32 +122,34 @@ def keep_split_classes(config: Namespace, given: Given) -> str | None:
     Earlier runs took folders such as Training and Testing, which are now read as the parts of a data set, as classes.
     """
     arguments = config.data.get("init_args") or Namespace()
-    if not config.get("ckpt_path") or arguments.get("labels") != AUTO:
+    chosen = config.get("ckpt_path")
+    if not chosen or arguments.get("labels") != AUTO:
         return None
     for path in _list_resumable(config):
         with suppress(UserError):  # the error comes when the run resumes
             contents = read_training_checkpoint(path, whole=False)
-            before = contents["settings"]
+            before = contents.get("settings") or {}  # none of a run of a script
+            if chosen in NAMES and before.get("data.path") != str(arguments.get("path")):
+                continue
             classes = ModelCard.from_dict(contents[KEY], path).class_names
-            same = before.get("data.path") == str(arguments.get("path")) and before.get("data.labels", AUTO) == AUTO
-            if same and are_parts(classes):
-                arguments.labels = FOLDERS
-                return f"--data.labels {FOLDERS}: the classes of {path} are the folders {', '.join(classes)}"
+            if before.get("data.labels", AUTO) != AUTO or not are_parts(classes):
+                return None
+            arguments.labels = FOLDERS
+            return f"--data.labels {FOLDERS}: the classes of {path} are the folders {', '.join(classes)}"
     return None
 
 
-def _list_resumable(config: Namespace) -> list[Path]:
-    """Return the checkpoint that --ckpt_path names, or those of the runs of this experiment."""
+def _list_resumable(config: Namespace) -> Iterator[Path]:
+    """Yield the checkpoint that --ckpt_path names, or those of the runs of this experiment."""
     if config.ckpt_path not in NAMES:
-        return [Path(config.ckpt_path)]
+        yield Path(config.ckpt_path)
+        return
     loggers = config.trainer.logger
-    found = []
     for logger in loggers if isinstance(loggers, list) else [loggers]:
         arguments = logger.get("init_args") if isinstance(logger, Namespace) else None
         if arguments and arguments.get("experiment"):
             for run in list_run_folders(Path(arguments.save_dir, arguments.experiment)):
-                found += (run / CHECKPOINTS).glob("*.ckpt")
-    return found
+                yield from (run / CHECKPOINTS).glob("*.ckpt")
 
 
 def name_data(data: Namespace) -> str:
