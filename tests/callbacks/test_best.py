@@ -14,7 +14,7 @@ from uvit_decay.callbacks import BestCheckpoint, LastCheckpoint
 from uvit_decay.callbacks.periodic import Periodic, record
 from uvit_decay.data import Digits
 from uvit_decay.runs import history
-from uvit_decay.runs.history import GENERATION
+from uvit_decay.runs.history import GENERATION, PROBES
 
 VALUES = {2: 5.0, 4: 3.0, 6: float("nan"), 8: 4.0, 10: 2.0, 5: 1.0}  # by step
 VALIDATED = {"val_check_interval": 3, "check_val_every_n_epoch": None, "limit_val_batches": 1}
@@ -56,6 +56,41 @@ def test_the_best_of_a_metric_is_kept_though_it_is_measured_after_the_checkpoint
     assert same(rest, whole)
     assert float(best.best_model_score) == float(probed.best_model_score) == 2.0
     assert step(folder / "best_fd.ckpt") == step(folder / "best_tracked_spectrum_entropy.ckpt") == 10
+
+
+def test_a_run_in_a_moved_folder_keeps_its_best_and_another_folder_begins_again(tmp_path):
+    fit(tmp_path / "first", Measured(2), BestCheckpoint("fd"), LastCheckpoint(every_n_steps=4), max_steps=4)
+    run = (tmp_path / "first").rename(tmp_path / "moved")
+    last = run / "checkpoints" / "last.ckpt"
+    same_run, other_run = BestCheckpoint("fd"), BestCheckpoint("fd")
+    fit(tmp_path / "other", Measured(0, at_end=False), other_run, max_steps=5, ckpt_path=last)
+    fit(run, Measured(2), same_run, LastCheckpoint(100), max_steps=8, ckpt_path=last)
+    assert other_run.best_model_score is None
+    assert same_run.best_model_path == str(run / "checkpoints" / "best_fd.ckpt")
+    assert (float(same_run.best_model_score), step(same_run.best_model_path)) == (3.0, 4)
+
+
+def test_a_metric_that_is_measured_only_at_the_end_is_compared_although_another_one_is_due_there(tmp_path):
+    class Probed(Periodic):
+        history_file = PROBES
+
+        def evaluate(self, trainer, task) -> dict:
+            return {"best_accuracy": 0.5}
+
+        def evaluations(self, trainer, task) -> int:
+            return 0
+
+    best = BestCheckpoint("fd")
+    fit(tmp_path, Probed(2), Measured(), best, max_steps=4)
+    assert (float(best.best_model_score), step(best.best_model_path)) == (3.0, 4)
+
+
+def test_a_second_network_begins_its_own_comparisons(tmp_path):
+    best = BestCheckpoint("fd")
+    fit(tmp_path / "first", Measured(2), best, max_steps=4)
+    fit(tmp_path / "second", Measured(2, at_end=False), best, max_steps=3)
+    assert best.best_model_path == str(tmp_path / "second" / "checkpoints" / "best_fd.ckpt")
+    assert (float(best.best_model_score), step(best.best_model_path)) == (5.0, 2)
 
 
 @pytest.mark.parametrize("name", ["val/loss", "fd"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 from typing import Any, Literal
+from weakref import ReferenceType, ref
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -13,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from uvit_decay.callbacks.last_checkpoint import write_atomically
 from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.checkpoint.io import read_training_checkpoint
-from uvit_decay.runs.folder import run_folder
+from uvit_decay.runs.folder import goes_on, run_folder
 from uvit_decay.runs.history import CHECKPOINTS
 from uvit_decay.terminal.errors import UserError
 from uvit_decay.terminal.typed import check_types
@@ -45,14 +46,18 @@ class BestCheckpoint(ModelCheckpoint):
             enable_version_counter=False,
         )
         self._is_validated = metric.startswith(VALIDATION)  # otherwise metrics or probes measure it
-        self._compared = -1  # step of the newest measurements that were compared
+        self._compared: list[int] = []  # `_list_measured` at the newest comparison
+        self._stored: dict[str, Any] = {}  # the state in the checkpoint from which the run resumes
+        self._task: ReferenceType[LightningModule] | None = None  # whose values are compared
 
     def setup(self, trainer: Trainer, task: LightningModule, stage: str) -> None:
         if stage != "fit":
             return
+        if self._task is not None and self._task() is not task:
+            self.__init__(self.monitor, self.mode)  # a second network: comparisons begin again
+        self._task = ref(task)
         write_atomically(trainer)
-        periodic = [callback for callback in trainer.callbacks if isinstance(callback, Periodic)]
-        if not self._is_validated and not any(callback.history_file for callback in periodic):
+        if not self._is_validated and not _list_measured(trainer):
             raise UserError(
                 f"BestCheckpoint: no callback measures {self.monitor}: add GenerationMetrics or LinearProbes"
             )
@@ -65,25 +70,34 @@ class BestCheckpoint(ModelCheckpoint):
         super().on_train_start(trainer, task)
         if self._is_validated and not trainer.enable_validation:
             raise UserError(f"BestCheckpoint: this run has no validation, so no {self.monitor}: give it test images")
-        self._compared = trainer.global_step
+        self._compared = _list_measured(trainer)
         self._recall(trainer)
         if not self._is_validated and self.monitor in trainer.callback_metrics:
             super().on_validation_end(trainer, task)  # measured now, because the resumed run lacked it
 
-    def _recall(self, trainer: Trainer) -> None:
-        """Take over the value of the file of the best, if it came after the checkpoint from which the run resumes.
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Keep the state of a checkpoint until training starts, when the folder of the run is known."""
+        self._stored = state
 
-        That checkpoint was saved before the evaluations of its step, which are not repeated.
+    def _recall(self, trainer: Trainer) -> None:
+        """Continue the comparisons of a run that goes on in its folder, which may have been moved meanwhile.
+
+        The checkpoint of the run was saved before the evaluations of its step, which are not repeated. If one of them
+        was the best, the file of the best has it.
         """
+        if not goes_on(trainer):
+            return
         path = Path(self.format_checkpoint_name({}))
-        state = None
-        if trainer.ckpt_path is not None and trainer.is_global_zero and path.exists():
+        state = self._stored
+        if trainer.is_global_zero and path.exists():
             contents = read_training_checkpoint(path, whole=False)
             if contents["global_step"] <= trainer.global_step:
-                state = contents["callbacks"].get(self.state_key)
+                state = contents["callbacks"].get(self.state_key, state)
         state = trainer.strategy.broadcast(state)
-        if state is not None:
-            self.load_state_dict(state)
+        if state.get("best_model_path"):
+            self.best_model_path = self.kth_best_model_path = str(path)
+            self.best_model_score = self.kth_value = state["best_model_score"]
+            self.best_k_models = {str(path): self.best_model_score}
 
     def on_validation_end(self, trainer: Trainer, task: LightningModule) -> None:
         if self._is_validated:
@@ -100,14 +114,18 @@ class BestCheckpoint(ModelCheckpoint):
     def _compare_measurements(self, trainer: Trainer, task: LightningModule) -> None:
         """Compare the value that metrics or probes have measured at the present step; all ranks must call this."""
         step = trainer.global_step
-        if self._is_validated or step == self._compared:
+        measured = _list_measured(trainer)
+        if self._is_validated or step not in measured or measured == self._compared:
             return
-        periodic = [callback for callback in trainer.callbacks if isinstance(callback, Periodic)]
-        if not any(callback.history_file and callback.evaluated == step for callback in periodic):
-            return
-        self._compared = step
+        self._compared = measured
         if self.monitor in trainer.callback_metrics:
             super().on_validation_end(trainer, task)
         else:
             names = ", ".join(sorted(trainer.callback_metrics))
             rank_zero_info(f"BestCheckpoint: step {step} has no {self.monitor}, it has {names}")
+
+
+def _list_measured(trainer: Trainer) -> list[int]:
+    """Return the step of the newest evaluation of each callback that measures something."""
+    callbacks = [callback for callback in trainer.callbacks if isinstance(callback, Periodic)]
+    return [callback.evaluated for callback in callbacks if callback.history_file]
