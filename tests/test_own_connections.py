@@ -1,5 +1,6 @@
 """The connections of docs/extending.md, trained, resumed, loaded, sampled and probed; hyper-connections; refusals."""
 
+import re
 import sys
 
 import pytest
@@ -61,9 +62,13 @@ def test_a_connection_of_ones_own_is_trained_resumed_loaded_sampled_and_probed(
     assert (tmp_path / "probes" / "probes.json").is_file()
 
 
-def test_a_file_with_a_connection_of_ones_own_needs_trust_and_fits_no_other_layout(mine, tmp_path, monkeypatch, capsys):
+def test_a_file_with_a_connection_of_ones_own_needs_trust_and_fits_no_other_layout(
+    mine, tmp_path, monkeypatch, capsys, caplog
+):
     (tmp_path / "mine.py").write_text(code(TITLE))
-    file = fit(monkeypatch, tmp_path, "own", 1, "--trust=mine", "--model.net.schedule=mine.Highway")
+    flags = ["--trust=mine", "--model.net.schedule=mine.Highway", "--trainer.callbacks+=Summary"]
+    file = fit(monkeypatch, tmp_path, "own", 1, *flags)
+    assert re.search(r"sample\.py --ckpt \S+ --trust mine", caplog.text)
 
     def export(*words):
         monkeypatch.setattr("sys.argv", ["uvit-decay", "export", str(file), *words])

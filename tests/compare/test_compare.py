@@ -118,6 +118,14 @@ def test_runs_with_fid_alone_have_curves_of_it(drawn, tmp_path, monkeypatch, cap
         compare(monkeypatch, tmp_path, *runs, "--x", x, "--by", "seed_everything")
 
 
+def test_runs_with_metrics_of_ones_own_alone_have_curves_of_them(drawn, tmp_path, monkeypatch):
+    runs = [a_run(tmp_path, seed, {}, metadata=None, seed=seed) for seed in (0, 1)]
+    for run in runs:
+        append(run / GENERATION, measurement(180, {"mine": 3.0}, METADATA))
+    compare(monkeypatch, tmp_path, *runs)
+    assert list(drawn) == ["mine"]
+
+
 def test_shares_are_columns_and_panels_and_a_collapse_into_the_mean_is_a_remark(drawn, tmp_path, monkeypatch, capsys):
     runs = []
     for i, (share, alpha) in enumerate(((0.99, 0.6), (0.42, 1))):

@@ -100,7 +100,7 @@ def test_folder_archive_and_what_holds_them_are_the_same(archive, tmp_path, cifa
 
 
 def test_nothing_there(tmp_path):
-    fails(CIFAR100(str(tmp_path)), tmp_path, "cifar-100-python.tar.gz", datasets.CIFAR100.url, "`download`")
+    fails(CIFAR100(str(tmp_path)), tmp_path, "cifar-100-python.tar.gz", datasets.CIFAR100.url, "--data.download true")
 
 
 def test_a_missing_file_and_another_archive_are_refused(write, archive):

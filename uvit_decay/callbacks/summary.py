@@ -33,7 +33,7 @@ class Summary(Callback):
         message += f"\nrun folder: {folder}, with {', '.join(contents)}"
         checkpoint = folder / CHECKPOINTS / LAST
         if checkpoint.exists():
-            flag = f"--ckpt {quote_path(checkpoint)}"
+            flag = f"--ckpt {quote_path(checkpoint)}{task.trust_flags}"
             if task.path is not None:
                 message += f"\nsample from it: {localise('python sample.py')} {flag}"
             else:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from uvit_decay.compare.report import COLUMNS, RANKS, Groups, last_steps, list_runs, pearson, title_of
+from uvit_decay.compare.report import COLUMNS, PLACES, RANKS, Groups, last_steps, list_runs, pearson, title_of
 from uvit_decay.compare.runs import BEST, KNN, MEAN_SHARE, NOISE_SHARE, OF_LAYERS, TOP1, FinishedRun, is_number
 from uvit_decay.evaluation.metric_table import collect_values
 from uvit_decay.plots import final_values, learning_curves
@@ -98,17 +98,20 @@ def save_layers(path: Path, by: str, groups: Groups, rank: str) -> None:
 
 
 def _panel_titles(runs: Sequence[FinishedRun], rank: str) -> dict[str, str]:
-    """Return the values to draw and their titles: values of the probes or, without probes, metrics of samples."""
+    """Return the values to draw and their titles: values of the probes or, without probes, metrics of samples.
+
+    Metrics of one's own are drawn if there are no others.
+    """
     measured: set[str] = set()
     for run in runs:
-        for name, value in run.last.items():
+        for name, value in run.evaluations[-1].items():
             if math.isfinite(value):
                 measured.add(name)
     titles = {}
     if not any(run.probed for run in runs):
-        for name in collect_values():
-            if name in measured:
-                titles[name] = title_of(name, runs)
+        known = [name for name in collect_values() if name in measured]
+        for name in known or sorted(measured.difference(PLACES)):
+            titles[name] = title_of(name, runs)
         return titles
     titles[rank] = title_of(rank, runs)
     titles[BEST] = "best probe accuracy"

@@ -204,7 +204,7 @@ def pearson(points: Sequence[Mapping[str, float]], rank: str = ENTROPY) -> float
 
 def title_of(value: str, runs: Sequence[FinishedRun]) -> str:
     """Return the title of a value: a rank names its tokens, a distance names its feature extractor."""
-    title = COLUMNS[value][0]
+    title = COLUMNS[value][0] if value in COLUMNS else value
     tokens = set()
     extractors = set()
     for run in runs:

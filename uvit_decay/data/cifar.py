@@ -84,7 +84,8 @@ class _CIFAR(ImageData, ABC):
         if place is None:
             sought = f"neither the folder {official.base_folder} nor {official.filename} is in it"
             raise UserError(
-                f"no {self.kind} in {self.path}: {sought}; put {official.url} there, or set `download` true"
+                f"no {self.kind} in {self.path}: {sought}; put {official.url} there, or let train.py fetch it with "
+                "--data.download true"
             )
         if place.is_dir():
             self._read(place.parent)

@@ -19,16 +19,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from uvit_decay.data.batches import ImageSet, InMemory
-from uvit_decay.data.decoding import (
-    AS_TRAINED,
-    Decoding,
-    Reading,
-    check_image,
-    check_size,
-    decode,
-    formats,
-    open_image,
-)
+from uvit_decay.data.decoding import AS_TRAINED, Decoding, Reading, check_image, check_size, decode, formats, open_image
 from uvit_decay.data.fingerprint import SPREAD_IMAGES, hash_files, hash_states, spread
 from uvit_decay.data.listing import Listing
 from uvit_decay.files.validation import read_json, write_json

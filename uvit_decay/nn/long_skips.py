@@ -168,7 +168,7 @@ def _parse_value(scale: str, text: str) -> float:
         value = float(text)
     except ValueError:
         raise UserError(f"skip_scale {scale}: {text!r} is not a number; give one in (0, 1], as in kappa:0.7") from None
-    check_numbers("(0, 1]", **{f"the value of skip_scale {scale}": value})
+    check_numbers("(0, 1]", skip_scale=value)
     return value
 
 

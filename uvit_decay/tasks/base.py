@@ -116,6 +116,7 @@ class Task(LightningModule):
         name_own_state(self)
         self.settings: Settings = {}  # all flags of the run, if the program sets them; compared on resumption
         self.allowed: Sequence[str] = ()  # settings that may differ from the checkpoint, --resume.allow
+        self.trust_flags = ""  # such as " --trust mine", which commands that read the checkpoints of the run need
         self.start: Start | None = None  # the checkpoint from which the run resumes, if the program sets it
         check_compile(compile, AUTO)
         self._backend = "inductor" if compile is True else compile

@@ -18,6 +18,7 @@ from uvit_decay.commands.train.complete import (
 from uvit_decay.commands.train.words import list_given
 from uvit_decay.data import Images, folder
 from uvit_decay.data.named import open_data
+from uvit_decay.decay import Connection
 
 NAMES = [f"{kind}/{i}.png" for kind in ("cat", "dog") for i in range(4)]
 FLAGS = ["--data.batch_size=4", "--data.channels=1", "--model.net.num_classes=2", "--trainer.max_steps=1"]
@@ -157,12 +158,13 @@ def test_latents_of_own_pictures_take_the_class_list_of_a_configuration_away(enc
         ("gain", ["--model.net.schedule", "gain"], 0.7),
         ("attnres", ["--model.net.schedule", "attnres", "--model.net.alpha_min", "0.7"], 0.7),
         ("attnres", ["--config", "depth.yaml"], 0.7),
+        (Connection, ["--model.net.schedule", "mine.Highway"], 1.0),
     ],
 )
 def test_a_schedule_without_alpha_min_on_the_command_line_takes_the_configurations_away(schedule, words, alpha_min):
     net = Namespace(init_args=Namespace(schedule=schedule, alpha_min=0.7))
     config = Namespace(model=Namespace(init_args=Namespace(net=net)))
-    reset_alpha_min(config, list_given(words))
+    assert "<class" not in str(reset_alpha_min(config, list_given(words)))
     assert net.init_args.alpha_min == alpha_min
 
 

@@ -63,6 +63,9 @@ def callback(name, package="uvit_decay.callbacks.", **init_args):
         (["--trainer.maximum", "3"], "--trainer.maximum"),
         (["--trainer.max_steps", "ten"], ("--trainer.max_steps", "int", "ten")),
         (["--minutes", "1:00"], ("--minutes", "float", "1:00")),
+        (["--minutes", "0"], ("--minutes", "(0, inf)")),
+        (["--model.optim.lr=-1"], ("--model.optim.lr", "(0, inf)")),
+        (["--model.net", "mine.Net"], "--trust mine.Net"),
         (["--data.seed", "3"], "--seed_everything"),
         (["--ckpt_path", "missing.ckpt"], "missing.ckpt"),
         (["--trainer.accelerator", "abacus"], "abacus"),
@@ -80,7 +83,10 @@ def test_a_hostile_value_is_one_line_before_any_work(tmp_path, monkeypatch, caps
     (tmp_path / "odd.yaml").write_text("trainr: {max_steps: 3}\n")
     (tmp_path / "base60.yaml").write_text("trainer: {log_every_n_steps: 1:30}\n")
     small = [] if {"--config", "-c", "--config=text.yaml"} & {*flags} else SMALL
-    find_line(refuses(monkeypatch, capsys, tmp_path, *small, *flags), message)
+    line = refuses(monkeypatch, capsys, tmp_path, *small, *flags)
+    find_line(line, message)
+    for word in ("`--", "NestedArg"):
+        assert word not in line
 
 
 BEHIND_A_MODULE = f"{LIGHTNING}model_checkpoint.os.system"
@@ -132,6 +138,7 @@ def test_a_schedule_of_ones_own_is_trusted_by_a_flag_and_its_checkpoint_is_read_
         (["--data", "Imagez"], ("--data", "Imagez"), "Images"),
         (["--model.path", "linear"], ("--model.path", "linear"), "Linear"),
         (["--model.net.schedule", "lineer"], ("--model.net.schedule", "lineer"), "linear"),
+        (["--model.optim.schedule", "cosin"], ("--model.optim.schedule", "cosin"), "cosine"),
         (["--trainer.callbacks+=Previeww"], ("--trainer.callbacks", "Previeww"), "Preview"),
         (["--trainer.callbacks+=Preview", "--trainer.callbacks.colums=3"], "--trainer.callbacks.colums", "columns"),
     ],

@@ -19,12 +19,7 @@ import torch
 from torch import Tensor
 
 from uvit_decay.checkpoint.official import repa
-from uvit_decay.checkpoint.official.common import (
-    PATHS,
-    RecognisedModel,
-    StateDict,
-    build_on_meta,
-)
+from uvit_decay.checkpoint.official.common import PATHS, RecognisedModel, StateDict, build_on_meta
 from uvit_decay.checkpoint.options import ImportOptions
 from uvit_decay.diffusion.protocols import protocol_sampling
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling

@@ -6,8 +6,8 @@
 
 Without --config it is configs/digits.yaml, which trains on a CPU in minutes, or configs/pictures.yaml if --data or
 --data.path names other data. A configuration is a file, or one of the package if there is no such file: --config digits
-or configs/digits.yaml. Every setting of a configuration is a flag,
-and all flags of Lightning's Trainer are there as --trainer.<flag>. Flags have underscores; hyphens are accepted, too.
+or configs/digits.yaml. Every setting of a configuration is a flag, and all flags of Lightning's Trainer are there as
+--trainer.<flag>. Flags have underscores; hyphens are accepted, too.
 
     --config digits                 a configuration: a file, or the name of one of the package
     --data.path FOLDER              the images, or their latents
@@ -32,13 +32,7 @@ from uvit_decay.commands.train.words import CONFIG_FLAGS, list_given, names_othe
 from uvit_decay.runtime.signals import stoppable
 from uvit_decay.terminal.command_line import respell
 from uvit_decay.terminal.errors import UserError, user_errors
-from uvit_decay.terminal.program import (
-    DEFAULT_CONFIG,
-    PICTURES_CONFIG,
-    find_bundled,
-    localise,
-    quiet_libraries,
-)
+from uvit_decay.terminal.program import DEFAULT_CONFIG, PICTURES_CONFIG, find_bundled, localise, quiet_libraries
 from uvit_decay.terminal.suggestions import did_you_mean
 
 DOCTOR = "doctor"

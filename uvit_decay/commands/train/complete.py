@@ -179,7 +179,8 @@ def reset_alpha_min(config: Namespace, given: Given) -> str | None:
     if arguments.get("alpha_min") in (None, 1.0) or not _lacks_alpha_min(schedule):
         return None
     arguments["alpha_min"] = 1.0
-    return f"--model.net.alpha_min 1, because schedule {schedule} has no alpha_min"
+    name = schedule if isinstance(schedule, str) else schedule.__name__
+    return f"--model.net.alpha_min 1, because schedule {name} has no alpha_min"
 
 
 def _lacks_alpha_min(schedule: object) -> bool:

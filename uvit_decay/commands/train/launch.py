@@ -100,6 +100,7 @@ class Launch(LightningCLI):
         self.claims = claims
         self.config: Namespace | None = None  # until the command line is parsed
         self.given: Given = {}  # the settings of the command line
+        self.trust_flags = ""  # such as " --trust mine"
         self.measured: Measurements | None = None  # of the rehearsal that found the length of the run by its minutes
         self._digests: dict[str, str] | None = None  # of `digest_files`, from the first dump of the settings
         with name_flags(self._find_flag):
@@ -167,6 +168,7 @@ class Launch(LightningCLI):
         trust_parser.add_argument("--trust", action="append", default=[], type=Trusted)
         options, rest = trust_parser.parse_known_args(args)
         limit(options.trust)
+        self.trust_flags = "".join(f" --trust {name}" for name in options.trust)
         with explain("a --config is no text file", UnicodeDecodeError):
             self.config = parser.parse_args(locate(rest))
         config = self.config[self.config.subcommand]
@@ -268,7 +270,7 @@ class Launch(LightningCLI):
                 finish_rotation(start.checkpoint)
                 last = start.checkpoint.with_name(LAST) if start.checkpoint.name == NEXT else start.checkpoint
                 for command in list_missing_results(self.trainer.callbacks, last, start.step, self.datamodule):
-                    rank_zero_info(f"a result of step {start.step} is missing: {command}")
+                    rank_zero_info(f"a result of step {start.step} is missing: {command}{self.trust_flags}")
             if self.config[subcommand].ckpt_path != AUTO:
                 raise
             rank_zero_info(with_flags(f"nothing is left to do: {error}"))
@@ -306,6 +308,7 @@ class Launch(LightningCLI):
         chosen = self._get(self.config_init, "ckpt_path")
         task = self.model
         task.settings = self._dump_settings()
+        task.trust_flags = self.trust_flags
         task.allowed = as_list(self._get(self.config, "resume.allow"))
         claims = self.claims if self.writes else None
         trains = self.subcommand == "fit"

@@ -12,14 +12,15 @@ from uvit_decay.terminal.suggestions import did_you_mean
 
 NAMEABLE = ("uvit_decay", "lightning", "torch.nn", "torch.optim")  # packages that a configuration may name
 PRECISIONS = "32-true, bf16-mixed or, on CUDA GPUs, 16-mixed"
-DENIED = re.compile(r"Importing '([\w.]+)' is not allowed")
+# In the words of jsonargparse, or of the parser of a class within the model.
+DENIED = re.compile(r"(?:Importing '|to allow )([\w.]+)(?:' is not allowed|, add --trust)")
 UNKNOWN = re.compile(r"unrecognized arguments: (\S+)|Option '([^']+)' is not accepted")
 KEY = re.compile(r'Parser key "([\w.]+)":')
 NESTED = re.compile(r"NestedArg\(key='([\w.]+)'")  # the rest of a flag, after the key
 INNER = re.compile(r"^ *- ((?:unknown option )?--([\w.]+).*)", re.MULTILINE)  # a line of ours, with the flag it names
 SUGGESTED = re.compile(r"(?<=did you mean )--|(?<= or )--(?=[\w.]+\?)")
 CLASS = re.compile(r"Expected a dot import path string: (\w+)$|Expected a path but (\w+) either", re.MULTILINE)
-EXPECTED = re.compile(r"- Expected an? (?:<class '([\w.]+)'>|typing\.Literal\[(.*)\])|Expected a <class '([\w.]+)'>\.")
+EXPECTED = re.compile(r"Expected an? (?:<class '([\w.]+)'>|typing\.Literal\[(.*)\])")
 VALUE = re.compile(r"(?:Given|Got) value: ([^\s({\[]+)$", re.MULTILINE)  # one word
 SEED = re.compile(r"--(model|data)\.seed\b")  # both are set by --seed_everything
 
@@ -85,10 +86,10 @@ def _describe_value_error(message: str, rest: str) -> str:
     """
     expected = []
     choices = []
-    for kind, words, alone in EXPECTED.findall(message):
+    for kind, words in EXPECTED.findall(message):
         choices += [word.strip("'") for word in words.split(", ") if word]
-        if (kind or alone) not in ("", "NoneType"):
-            expected.append((kind or alone).rpartition(".")[2])
+        if kind not in ("", "NoneType"):
+            expected.append(kind.rpartition(".")[2])
     if choices:
         expected = [f"one of {', '.join(choices)}"]
     if not expected:

@@ -177,7 +177,7 @@ def check_values(config: Namespace) -> None:
     """Raise a UserError for a value of a run's configuration that Lightning would reject only later, or not at all."""
     check_whole(0, MOST_SEED, seed_everything=config.seed_everything)
     if config.minutes is not None:
-        check_numbers("(0, inf)", **{"--minutes": config.minutes})
+        check_numbers("(0, inf)", minutes=config.minutes)
     trainer = config.trainer
     if trainer.overfit_batches:
         instead = "give --data.path a folder of few images, or set --trainer.limit_train_batches"

@@ -17,8 +17,8 @@ from uvit_decay.runs.settings import ALTERNATIVES
 from uvit_decay.runtime.optimizers import MUON
 from uvit_decay.tasks.optim.rate_over_gain import RateFactors, RowSteps, rate_factors
 from uvit_decay.tasks.optim.table import FLAG, OPTIMIZERS, build_class
-from uvit_decay.terminal.errors import UserError, check_numbers
-from uvit_decay.terminal.typed import Needs, Positive, Within, check_types
+from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.typed import Bounds, Needs, Positive, Within, check_types
 
 Annealing = Literal["constant", "cosine", "wsd"]
 DecayOn = Literal["all", "matrices", "layers"]
@@ -86,17 +86,17 @@ class Optimization:
         "min_lr": Needs("schedule", "cosine", "wsd"),
         "arguments": Needs("optimizer", unless=tuple(OPTIMIZERS)),
     }
-    lr: float | None = None
+    lr: Annotated[float | None, Within("(0, inf)")] = None
     betas: Annotated[tuple[float, float], Within("[0, 1)")] = (0.99, 0.999)
     weight_decay: Annotated[float, Within("[0, inf)")] = 0.03
-    warmup_steps: int | None = None
+    warmup_steps: Annotated[int | None, Bounds(0)] = None
     schedule: Annealing = "constant"
     optimizer: str = "adamw"
-    blr: float | None = None
+    blr: Annotated[float | None, Within("(0, inf)")] = None
     momentum: Annotated[float, Within("(0, 1)")] = 0.9
     decay_on: DecayOn = "all"
     layer_decay: Annotated[float, Within("(0, 1]")] = 1.0
-    warmup_epochs: float | None = None
+    warmup_epochs: Annotated[float | None, Within("[0, inf)")] = None
     min_lr: Annotated[float, Within("[0, inf)")] = 0.0
     rate_over_gain: bool = False
     arguments: dict[str, Any] | None = None
@@ -107,8 +107,6 @@ class Optimization:
             if getattr(self, name) is not None and getattr(self, other) is not None:
                 flags = f"--model.optim.{name} or --model.optim.{other}"
                 raise UserError(f"{other} replaces {name}, and both are given: set {flags} to null")
-        check_numbers("(0, inf)", **{self.lr_flag: self.rate(256)})
-        check_numbers("[0, inf)", **{self.warmup_flag: self.warmup(1)})
         if self.schedule == "wsd" and self.cooldown is None:
             raise UserError("the wsd schedule needs the length of its cool-down in steps: set --model.optim.cooldown")
         rule = OPTIMIZERS.get(self.optimizer)
