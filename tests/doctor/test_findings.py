@@ -129,8 +129,8 @@ def test_validations_at_intervals_of_steps_or_time_are_counted(tmp_path, interva
 @pytest.mark.parametrize(
     ("total", "epoch", "options", "flag"),
     [
-        (60, 10, {}, "--model.optim.warmup_steps 6"),
-        (60, 10, {"warmup_epochs": 6}, "--model.optim.warmup_epochs 0.6"),
+        (60, 10, {}, "`warmup_steps` 6"),
+        (60, 10, {"warmup_epochs": 6}, "`warmup_epochs` 0.6"),
         (60, 10, {"warmup_steps": 59}, None),
         (math.inf, 10, {}, None),
     ],

@@ -60,7 +60,7 @@ def test_a_loader_of_unknown_length_has_no_end_and_a_schedule_needs_one(tmp_path
     stream = DataLoader(Stream(), batch_size=16)
     for schedule in ({"schedule": "cosine"}, {"schedule": "wsd", "cooldown": 2}):
         task = DiffusionTask(tiny_net(), optim=Optimization(1e-3, warmup_steps=1, **schedule))
-        with pytest.raises(UserError, match=r"--trainer\.max_steps$"):
+        with pytest.raises(UserError, match=r"`max_steps`$"):
             tiny_trainer(tmp_path, max_epochs=2, max_steps=-1).fit(task, stream)
         trainer = tiny_trainer(tmp_path, max_steps=4)
         trainer.fit(task, stream)

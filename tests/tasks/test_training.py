@@ -123,7 +123,7 @@ def test_a_task_loaded_from_a_checkpoint_samples_as_the_one_that_wrote_it(tmp_pa
     [
         (
             lambda: tiny_task(UViT(16, 2, 1, dim=16, depth=2, heads=2, num_classes=7)),
-            "--model.net.image_size 8 --model.net.num_classes 10",
+            "`model.net.image_size` 8 `model.net.num_classes` 10",
         ),
         (lambda: tiny_task(tiny_net(null_label=False)), ("label_dropout", "null label")),
         (lambda: tiny_task(label_dropout=0.0), "guidance 2 needs label_dropout above 0"),

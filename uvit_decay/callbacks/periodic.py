@@ -29,7 +29,7 @@ from uvit_decay.runtime.precision import Precision, chosen_precision
 from uvit_decay.tasks.base import Task
 from uvit_decay.tasks.diffusion import DiffusionTask
 from uvit_decay.tasks.loader_data import LoaderData
-from uvit_decay.terminal.errors import UserError, check_whole
+from uvit_decay.terminal.errors import UserError, check_whole, with_flags
 from uvit_decay.terminal.program import localise
 from uvit_decay.terminal.progress import Work, track
 
@@ -98,7 +98,7 @@ class Periodic(Callback):
         if self.left_out is None:
             self.prepare_evaluation(trainer, task)
         else:
-            rank_zero_info(f"warning: {type(self).__name__} are left out: {self.left_out}")
+            rank_zero_info(with_flags(f"warning: {type(self).__name__} are left out: {self.left_out}"))
 
     def prepare_once(self, trainer: Trainer, task: Task) -> None:
         """Make what all evaluations of a run share and this machine keeps; called after `prepare`."""

@@ -106,7 +106,7 @@ class LinearProbes(Periodic):
         if len(data.class_names) < 2:
             return f"they need two classes or more, these images have {len(data.class_names)}"
         if data.test is None:
-            return "they need test images, such as --data.holdout 0.1"
+            return "they need test images, such as `holdout` 0.1"
         return None
 
     def _find_tracked_layer(self, task: Task) -> int:

@@ -17,6 +17,7 @@ from uvit_decay.doctor.rehearsal import Measurements
 from uvit_decay.doctor.report import Finding, Plan, duration, gib
 from uvit_decay.runs.folder import find_runs
 from uvit_decay.tasks import Task
+from uvit_decay.terminal.errors import with_flags
 
 TIGHT = 0.9  # share of the memory; beyond it fragments may not fit
 FORWARD = 1 / 3  # time of an image without a backward pass, divided by its time in training
@@ -191,7 +192,7 @@ def check_warmup(run: Plan, found: Measurements) -> Iterator[Finding]:
     shorter = optim.find_shorter_warmup(found.total, found.epoch)
     if shorter is not None:
         text = f"the run ends at step {found.total:g}, its warm-up takes {optim.warmup(found.epoch):g} steps"
-        yield Finding("warning", "warm-up", text, shorter)
+        yield Finding("warning", "warm-up", text, with_flags(shorter))
 
 
 def check_average(run: Plan, found: Measurements) -> Iterator[Finding]:

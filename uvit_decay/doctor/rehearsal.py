@@ -137,7 +137,7 @@ class Rehearsal(Callback):
             if callback.left_out is None:
                 self.found.evaluations[callback] = callback.evaluations(trainer, task)
             else:
-                self.found.callbacks.append(Finding("warning", name, f"left out: {callback.left_out}"))
+                self.found.callbacks.append(Finding("warning", name, with_flags(f"left out: {callback.left_out}")))
         except UserError as error:
             self.found.callbacks.append(Finding("error", name, with_flags(error)))
 

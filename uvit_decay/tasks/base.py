@@ -64,7 +64,7 @@ from uvit_decay.tasks.parallel.compilation import compile_net
 from uvit_decay.tasks.parallel.ddp import check_gradients
 from uvit_decay.tasks.parallel.sharding import Sharded, average_gradients, original_class
 from uvit_decay.tasks.utilisation import Utilisation
-from uvit_decay.terminal.errors import UserError, check_whole
+from uvit_decay.terminal.errors import UserError, check_whole, with_flags
 
 AUTO = "auto"
 
@@ -282,7 +282,7 @@ class Task(LightningModule):
             loss = self.loss(batch, "train")
             if self._observed is None or not self._observed.values:
                 kind = type(self).__name__
-                raise UserError(f"--model.auxiliary: {kind}.loss does not call the network that `observed` returns")
+                raise UserError(f"{kind}.loss does not call the network that `observed` returns", argument="auxiliary")
             return loss, self._observed.values
         finally:
             self._observing = False
@@ -300,7 +300,7 @@ class Task(LightningModule):
             optim.check_length(total, epoch)
         lr = optim.rate(data.batch_size)
         for line in optim.remarks(data.batch_size, total, epoch):
-            rank_zero_info(line)
+            rank_zero_info(with_flags(line))
         optimizer = optim.build(self.net, lr, own_parameters(self), fused=not scales(self.trainer))
         self.skipped.watch(optimizer, self.trainer)
         scheduler = Schedule(optimizer, lambda step: optim.factor(step, total, epoch, optim.min_lr / lr))

@@ -21,7 +21,7 @@ from uvit_decay.runtime.random import generator, uniform
 from uvit_decay.tasks.base import AUTO, Optimization, Task
 from uvit_decay.tasks.init_from import Classifier, head_module
 from uvit_decay.tasks.loader_data import LoaderData
-from uvit_decay.terminal.errors import UserError, require_shape
+from uvit_decay.terminal.errors import UserError, require_shape, with_flags
 from uvit_decay.terminal.typed import Share, Within, check_types
 
 
@@ -117,9 +117,8 @@ class ClassifyTask(Task):
         needs_weights = self.frozen or self.optim.layer_decay < 1
         if stage == "fit" and needs_weights and not self._has_initial and self.trainer.ckpt_path is None:
             recipe = "a frozen encoder" if self.frozen else "layer decay"
-            rank_zero_info(
-                f"{recipe} without --model.init_from: the network has random weights, unless you loaded others"
-            )
+            line = f"{recipe} without `init_from`: the network has random weights, unless you loaded others"
+            rank_zero_info(with_flags(line))
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Keep a frozen encoder in evaluation mode, also if callbacks changed it."""

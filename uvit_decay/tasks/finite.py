@@ -76,4 +76,5 @@ def check_finite(trainer: Trainer, tensors: Iterable[Tensor], what: str) -> None
 
 
 def _advise(optim: Optimization) -> str:
-    return f"{KEPT}: lower {optim.lr_flag}, lengthen {optim.warmup_flag} or set --trainer.gradient_clip_val"
+    rate, warmup = optim.used_name("lr"), optim.used_name("warmup_steps")
+    return f"{KEPT}: lower `{rate}`, lengthen `{warmup}` or set `gradient_clip_val`"

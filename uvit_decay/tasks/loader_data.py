@@ -140,9 +140,9 @@ def check_match(net: nn.Module, data: ImageData) -> None:
             of_data.append(f"{name} {value}")
             of_net.append(str(ours))
             # The flag of the network comes first: images of another size or in grey are rarely what is wanted.
-            flag = f"--model.net.{name} {value}"
+            flag = f"`model.net.{name}` {value}"
             if name in data.adjustable:
-                flag += f" (or --data.{name} {ours})"
+                flag += f" (or `data.{name}` {ours})"
             flags.append(flag)
     if flags:
         raise UserError(

@@ -189,14 +189,6 @@ def test_a_task_with_any_loss_goes_through_a_pickle(make, teacher):
     assert ForkingPickler.dumps(again)
 
 
-def test_the_recipe_in_earlier_checkpoints_is_left_out(teacher):
-    task = tiny_task(tiny_net(), auxiliary=[REPA(teacher, projector="conv")])
-    stored = {name: torch.zeros_like(value) for name, value in task.state_dict().items() if "projector" in name}
-    recipe = {"task.auxiliary.0.recipe": torch.tensor([0.6, 1.0])}
-    task.load_state_dict({**task.state_dict(), **stored, **recipe})
-    assert not task.auxiliary[0].projector.weight.any()
-
-
 @pytest.mark.parametrize(("depth", "layer"), [(28, 8), (24, 8), (23, 8), (12, 4), (3, 1)])
 def test_repa_chooses_the_layer_by_depth(depth, layer, teacher):
     loss = REPA(teacher, hidden=8)

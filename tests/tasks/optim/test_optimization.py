@@ -132,12 +132,12 @@ def test_wsd_is_constant_until_its_last_steps():
     assert factors[:16] == [constant.factor(step, 20) for step in range(16)]
     assert factors[16:] == pytest.approx([0.82, 0.64, 0.46, 0.28, 0.1])
     wsd.check_length(9, 1)
-    refused = [(8, 1, ("--model.optim.cooldown 5", 8)), (4, 1, ("--model.optim.warmup_steps",))]
-    refused += [(math.inf, epoch, ("wsd", "--trainer.max_steps")) for epoch in (1, math.inf)]
+    refused = [(8, 1, ("`cooldown` 5", 8)), (4, 1, ("`warmup_steps`",))]
+    refused += [(math.inf, epoch, ("wsd", "`max_steps`")) for epoch in (1, math.inf)]
     for total, epoch, words in refused:
         with raises_user_error(words):
             wsd.check_length(total, epoch)
-    with raises_user_error("--model.optim.warmup_epochs 1", "--model.optim.warmup_steps"):
+    with raises_user_error("`warmup_epochs` 1", "`warmup_steps`"):
         Optimization(1e-3, warmup_epochs=1).check_length(100, math.inf)
 
 
@@ -212,7 +212,7 @@ def test_the_rate_of_a_run_follows_from_its_batch_and_its_epochs(tmp_path, caplo
     find_line(caplog.text, "0.001 = blr 0.008 x", "32 / 256")
     assert "warning" not in caplog.text
     run(tmp_path, OPTIMIZERS["adamw"], max_steps=2)
-    line = find_line(caplog.text, "step 2", "4.4 steps", "--model.optim.warmup_epochs")
+    line = find_line(caplog.text, "step 2", "4.4 steps", "`warmup_epochs`")
     assert "warning" in line
     assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(1e-3 * 3 / 4.4)
 
@@ -303,18 +303,18 @@ def test_the_state_of_an_optimizer_of_another_form_is_refused(tmp_path, flag, st
     ("options", "message"),
     [
         ({"blr": 0.0}, ("blr", "(0, inf)")),
-        ({"lr": 1e-3, "blr": 1e-3}, ("--model.optim.lr", "--model.optim.blr")),
+        ({"lr": 1e-3, "blr": 1e-3}, ("`lr`", "`blr`")),
         ({"betas": (0.9, 1.0)}, ("betas", "[0, 1)")),
-        ({"optimizer": "adam"}, ("--model.optim.optimizer", "torch.optim.NAdam")),
-        ({"optimizer": "mine.Lion"}, ("--model.optim.optimizer mine.Lion", "--trust")),
-        ({"optimizer": "torch.optim.NAdam", "arguments": {"beta": 1}}, ("--model.optim.arguments", "beta", 1)),
-        ({"optimizer": "torch.optim.NAdam", "arguments": {"lr": 1}}, ("--model.optim.arguments", "--model.optim.lr")),
+        ({"optimizer": "adam"}, ("`optimizer`", "torch.optim.NAdam")),
+        ({"optimizer": "mine.Lion"}, ("`optimizer` mine.Lion", "--trust")),
+        ({"optimizer": "torch.optim.NAdam", "arguments": {"beta": 1}}, ("`arguments`", "beta", 1)),
+        ({"optimizer": "torch.optim.NAdam", "arguments": {"lr": 1}}, ("`arguments`", "`lr`")),
         ({"optimizer": "torch.optim.Rprop"}, ("torch.optim.Rprop", "weight_decay", "to 0")),
         (
             {"optimizer": "torch.optim.NAdam", "rate_over_gain": True},
-            ("--model.optim.rate_over_gain", "torch.optim.NAdam"),
+            ("`rate_over_gain`", "torch.optim.NAdam"),
         ),
-        ({"schedule": "wsd"}, ("wsd", "--model.optim.cooldown")),
+        ({"schedule": "wsd"}, ("wsd", "`cooldown`")),
     ],
 )
 def test_settings_out_of_range_are_one_line(options, message):

@@ -100,7 +100,7 @@ def test_decay_and_gain_with_corrected_rates_follow_the_plain_network(family, na
 
 
 def test_lars_has_no_factor_and_a_resnet_is_refused():
-    with raises_user_error("--model.optim.rate_over_gain", "--model.optim.optimizer lars"):
+    with raises_user_error("`rate_over_gain`", "lars"):
         Optimization(optimizer="lars", rate_over_gain=True)
     with raises_user_error("rate_over_gain", "ResNet"):
         Optimization(rate_over_gain=True).build(ResNet(8, 1, width=8, stem="cifar", pixels="unit"), 1e-3)

@@ -76,7 +76,7 @@ def test_a_run_may_change_to_float16(precision, tmp_path):
 
 
 def test_twenty_skipped_steps_in_a_row_end_the_run(tmp_path):
-    with raises_user_error("20", "24", "--trainer.precision 32-true", "--model.optim.lr"):
+    with raises_user_error("20", "24", "`trainer.precision`", "32-true", "`lr`"):
         fit(tmp_path, 2, *range(5, 40), max_steps=40)
     kept = torch.load(tmp_path / "checkpoints" / "step_00000020.ckpt", weights_only=True)
     assert all(torch.isfinite(value).all() for value in kept["state_dict"].values())
@@ -100,8 +100,8 @@ def test_norm_and_clipping_are_of_the_unscaled_gradient(name, tmp_path):
 @pytest.mark.parametrize(
     ("optim", "options", "words"),
     [
-        ({"optimizer": "torch.optim.SGD", "arguments": {"fused": True}}, {}, ("--model.optim.arguments",)),
-        ({}, {"strategy": Sharded(), "devices": 1}, ("--trainer.strategy ddp", "16-mixed")),
+        ({"optimizer": "torch.optim.SGD", "arguments": {"fused": True}}, {}, ("`arguments`",)),
+        ({}, {"strategy": Sharded(), "devices": 1}, ("`strategy`", "ddp", "16-mixed")),
     ],
 )
 def test_what_float16_cannot_train_is_refused(optim, options, words, tmp_path):

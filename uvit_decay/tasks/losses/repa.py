@@ -102,7 +102,6 @@ class REPA(AuxiliaryLoss):
             default_zscore, default_weight = PUBLISHED[self._sees()]
             self.zscore = default_zscore if zscore is None else zscore
             self.weight = default_weight if weight is None else weight
-            self.register_load_state_dict_pre_hook(_drop_recipe)
 
     def _sees(self) -> str:
         """Return what the encoder sees, latents or pixels."""
@@ -166,11 +165,6 @@ class REPA(AuxiliaryLoss):
             spread, mean = torch.std_mean(tokens, dim=1, keepdim=True)
             tokens = (tokens - self.zscore * mean) / (spread + EPS)
         return tokens
-
-
-def _drop_recipe(loss: REPA, state: dict[str, Tensor], prefix: str, *_: object) -> None:
-    """Remove a tensor that checkpoints had before settings of losses were compared by name."""
-    state.pop(f"{prefix}recipe", None)
 
 
 class ConvProjector(nn.Conv2d):

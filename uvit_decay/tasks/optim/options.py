@@ -16,7 +16,7 @@ from uvit_decay.nn.base import Residual
 from uvit_decay.runs.settings import ALTERNATIVES
 from uvit_decay.runtime.optimizers import MUON
 from uvit_decay.tasks.optim.rate_over_gain import RateFactors, RowSteps, rate_factors
-from uvit_decay.tasks.optim.table import FLAG, OPTIMIZERS, build_class
+from uvit_decay.tasks.optim.table import OPTIMIZERS, build_class
 from uvit_decay.terminal.errors import UserError
 from uvit_decay.terminal.typed import Bounds, Needs, Positive, Within, check_types
 
@@ -105,10 +105,9 @@ class Optimization:
     def __post_init__(self) -> None:
         for name, (other, _) in ALTERNATIVES.items():
             if getattr(self, name) is not None and getattr(self, other) is not None:
-                flags = f"--model.optim.{name} or --model.optim.{other}"
-                raise UserError(f"{other} replaces {name}, and both are given: set {flags} to null")
+                raise UserError(f"`{other}` replaces `{name}`, and both are given: set one of them to null")
         if self.schedule == "wsd" and self.cooldown is None:
-            raise UserError("the wsd schedule needs the length of its cool-down in steps: set --model.optim.cooldown")
+            raise UserError("the wsd schedule needs the length of its cool-down in steps: set `cooldown`")
         rule = OPTIMIZERS.get(self.optimizer)
         if rule is None:  # a class: it is built once, so that it fails before any work
             lr = self.rate(256)
@@ -116,10 +115,10 @@ class Optimization:
             group = {"params": [example], "lr": lr, "weight_decay": self.weight_decay}
             self._build_optimizer([group], lr)
         if self.rate_over_gain and (rule is None or rule.gain_power is None):
-            flags = f"--model.optim.rate_over_gain true with {FLAG} {self.optimizer}"
             others = " or ".join(name for name, rule in OPTIMIZERS.items() if rule.gain_power is not None)
             raise UserError(
-                f"{flags}: for this optimizer no rate follows from the gain of a branch; set the optimizer to {others}"
+                f"`rate_over_gain`: no rate of {self.optimizer} follows from the gain of a branch; set `optimizer` to "
+                f"{others}"
             )
 
     def check_length(self, total: float, epoch: float) -> None:
@@ -131,22 +130,22 @@ class Optimization:
         """
         if self.warmup_epochs is not None and math.isinf(epoch):
             raise UserError(
-                f"--model.optim.warmup_epochs {self.warmup_epochs:g}: the loader does not tell its length: set it to "
-                "null, and --model.optim.warmup_steps"
+                f"`warmup_epochs` {self.warmup_epochs:g}: the loader does not tell its length: set it to null, and "
+                "`warmup_steps`"
             )
         if self.schedule == "constant":
             return
         if math.isinf(total):
-            flags = "--trainer.max_steps"
+            names = "`max_steps`"
             if not math.isinf(epoch):
-                flags += " or --trainer.max_epochs"
-            raise UserError(f"the {self.schedule} schedule needs an end: set {flags}")
+                names += " or `max_epochs`"
+            raise UserError(f"the {self.schedule} schedule needs an end: set {names}")
         warmup = self.warmup(epoch)
         constant = total - warmup
         if self.cooldown is not None and self.cooldown > constant:
-            lower = self.warmup_flag if constant < 1 else "it"
+            lower = f"`{self.used_name('warmup_steps')}`" if constant < 1 else "it"
             raise UserError(
-                f"--model.optim.cooldown {self.cooldown}: a run of {total:g} steps has {max(constant, 0):g} after the "
+                f"`cooldown` {self.cooldown}: a run of {total:g} steps has {max(constant, 0):g} after the "
                 f"warm-up of {warmup:g}; lower {lower}, or train longer"
             )
 
@@ -184,7 +183,7 @@ class Optimization:
             yield f"warning: {length}: set {shorter}"
 
     def find_shorter_warmup(self, total: float, epoch: float) -> str | None:
-        """Return the flag of a warm-up over a tenth of the run if the run ends within its warm-up; otherwise None.
+        """Return the setting of a warm-up over a tenth of the run if the run ends within its warm-up; otherwise None.
 
         Args:
             total: optimizer steps of the run; infinite if its end is not known.
@@ -193,23 +192,13 @@ class Optimization:
         if self.warmup(epoch) < total:
             return None
         if self.warmup_epochs is not None:
-            return f"{self.warmup_flag} {total / epoch / 10:.2g}"
-        return f"{self.warmup_flag} {max(1, int(total // 10))}"
+            return f"`warmup_epochs` {total / epoch / 10:.2g}"
+        return f"`warmup_steps` {max(1, int(total // 10))}"
 
-    @property
-    def lr_flag(self) -> str:
-        """The flag that sets the learning rate of this run."""
-        return self._find_flag("lr")
-
-    @property
-    def warmup_flag(self) -> str:
-        """The flag that sets the warm-up of this run."""
-        return self._find_flag("warmup_steps")
-
-    def _find_flag(self, name: str) -> str:
+    def used_name(self, name: str) -> str:
+        """Return the argument that sets the learning rate, given "lr", or the warm-up, given "warmup_steps"."""
         other, _ = ALTERNATIVES[name]
-        used = name if getattr(self, other) is None else other
-        return f"--model.optim.{used}"
+        return name if getattr(self, other) is None else other
 
     def factor(self, step: int, total: float, epoch: float = 1.0, floor: float = 0.0) -> float:
         """Return the factor of the learning rate at optimizer step `step` (from 0) of `total`.
@@ -289,9 +278,9 @@ class Optimization:
             return RateFactors()
         factors = rate_factors(net, OPTIMIZERS[self.optimizer].gain_power)
         if self.optimizer == MUON and factors.of_rows.keys() & find_hidden_matrices(net):
-            flags = "--model.optim.rate_over_gain true with --model.optim.optimizer muon"
             raise UserError(
-                f"{flags}: muon updates the gates of a {type(net).__name__} together with other rows; use adamw"
+                f"`rate_over_gain`: muon updates the gates of a {type(net).__name__} together with other rows; set "
+                "`optimizer` to adamw"
             )
         return factors
 

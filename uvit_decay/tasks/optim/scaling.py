@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from uvit_decay.runtime.precision import FLOAT16
 from uvit_decay.tasks.finite import KEPT
 from uvit_decay.tasks.optim.options import Optimization
-from uvit_decay.tasks.optim.table import ARGUMENTS, OPTIMIZERS
+from uvit_decay.tasks.optim.table import OPTIMIZERS
 from uvit_decay.tasks.parallel.sharding import Sharded
 from uvit_decay.terminal.errors import UserError
 
@@ -46,9 +46,9 @@ def check_sharded(trainer: Trainer, optim: Optimization) -> None:
     if rule is not None and rule.whole:
         needs = f"{optim.optimizer} needs whole matrices"
     elif scales(trainer):
-        needs = f"--trainer.precision {FLOAT16} needs whole gradients"  # otherwise ranks would skip different steps
+        needs = f"`trainer.precision` {FLOAT16} needs whole gradients"  # otherwise ranks would skip different steps
     if needs:
-        raise UserError(f"{needs}: set --trainer.strategy ddp, not fsdp")
+        raise UserError(f"{needs}: set `strategy` to ddp, not fsdp")
 
 
 class SkippedSteps:
@@ -75,7 +75,7 @@ class SkippedSteps:
         if not scales(trainer):
             return
         if any(group.get("fused") for group in optimizer.param_groups):
-            raise UserError(f"--trainer.precision {FLOAT16} needs an optimizer that is not fused: change {ARGUMENTS}")
+            raise UserError(f"`trainer.precision` {FLOAT16} needs an optimizer that is not fused: change `arguments`")
         optimizer.register_step_post_hook(self._note)
         # torch warns if the first step of all is skipped, because the schedule then moves before the optimizer.
         warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
@@ -97,7 +97,8 @@ class SkippedSteps:
         if self.in_row == MOST:
             raise UserError(
                 f"the gradients of the {MOST} steps up to {task.trainer.global_step} are not finite in float16 (loss "
-                f"scale {scaler.get_scale():g}); {KEPT}: set --trainer.precision 32-true, or lower {task.optim.lr_flag}"
+                f"scale {scaler.get_scale():g}); {KEPT}: set `trainer.precision` to 32-true, or lower "
+                f"`{task.optim.used_name('lr')}`"
             )
 
     def figures(self, trainer: Trainer) -> dict[str, float]:

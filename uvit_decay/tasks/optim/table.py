@@ -13,7 +13,6 @@ from uvit_decay.runtime.optimizers import LARS, Muon
 from uvit_decay.terminal.errors import UserError, explain
 
 Groups = Sequence[dict[str, Any]]  # parameters with their lr and weight_decay
-FLAG, ARGUMENTS = "--model.optim.optimizer", "--model.optim.arguments"
 
 
 @dataclass(frozen=True)
@@ -50,9 +49,10 @@ def build_class(path: str, arguments: Mapping[str, Any], groups: Groups, lr: flo
         advice = f"give one of {', '.join(OPTIMIZERS)}, or the class path of an optimizer such as torch.optim.NAdam"
         if module:
             advice += f"; --trust {module} imports its module"
-        raise UserError(f"{FLAG} {path}: there is no such optimizer; {advice}")
+        raise UserError(f"`optimizer` {path}: there is no such optimizer; {advice}")
     decays = [group["weight_decay"] for group in groups if group["weight_decay"]]
     of_all = {"weight_decay": decays[0]} if decays else {}  # a class without weight decay may train without
-    hint = "--model.optim.lr and --model.optim.weight_decay are given to it, too; set the latter to 0 if it has none"
-    with explain(f"{FLAG} {path} with {ARGUMENTS} {dict(arguments)}", Exception, hint=hint):  # it may raise anything
+    hint = "`lr` and `weight_decay` are given to it, too; set the latter to 0 if it has none"
+    what = f"`optimizer` {path} with `arguments` {dict(arguments)}"
+    with explain(what, Exception, hint=hint):  # it may raise anything
         return kind(groups, lr=lr, **of_all, **arguments)
