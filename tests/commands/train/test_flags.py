@@ -64,3 +64,5 @@ def test_a_run_names_the_flag(tmp_path, monkeypatch, capsys):
     flags = ["--trainer.accumulate_grad_batches=2", "--trainer.max_steps=1"]
     line = refused(capsys, train, monkeypatch, tmp_path, "fit", *flags)
     find_line(line, "--trainer.accumulate_grad_batches 2", "--data.device_batch_size")
+    line = refused(capsys, train, monkeypatch, tmp_path, "fit", "--model.optim.schedule=wsd")
+    find_line(line, "wsd", "--model.optim.cooldown")
