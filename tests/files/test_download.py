@@ -94,7 +94,7 @@ def test_a_file_is_fetched_once(server, target, length, encoding, capfd):
     beside = target.with_name("beside")
     beside.touch()
     assert target.stat().st_mode == beside.stat().st_mode  # others can read it if the user's files are for others
-    download(server.url, target, hashlib.md5(CONTENT).hexdigest(), "md5")
+    download(server.url, target, SHA256)
     assert server.requests == 1
 
 

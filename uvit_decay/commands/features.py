@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from uvit_decay.data.datamodule import ImageData
     from uvit_decay.encoders.networks import ProbedNetwork
-    from uvit_decay.evaluation.image_sources import ImageSource
     from uvit_decay.representations.grid import Grid
     from uvit_decay.representations.noise import NoiseTable
     from uvit_decay.runtime.precision import Precision
@@ -202,7 +201,9 @@ def reconstruct(options: Reconstruction) -> None:
         channels, side = loaded.net.channels, loaded.net.image_size
         images = open_images(options.images, channels, side)
         tell_what_was_read([images], processes)
-        check_shape(options.images, images, channels, side)
+        if images.shape != (channels, side, side):
+            c, h, w = images.shape
+            raise UserError(f"{options.images} has {w}x{h}x{c}, the network takes {side}x{side}x{channels}")
         chosen = subset(images, options.num, "reconstructions")
 
         def read(part: Sequence[int]) -> Tensor:
@@ -210,10 +211,3 @@ def reconstruct(options: Reconstruction) -> None:
 
         save_image(options.out, reconstructor.picture(read, chosen, options.batch_size))
         print(f"wrote {options.out}: {len(chosen)} of {images.name}, {options.mask_ratio:.0%} of their patches removed")
-
-
-def check_shape(name: str, images: ImageSource, channels: int, side: int) -> None:
-    """Raise a UserError if the images, opened as `name`, do not have the network's size and channels."""
-    if images.shape != (channels, side, side):
-        c, h, w = images.shape
-        raise UserError(f"{name} has {w}x{h}x{c}, the network takes {side}x{side}x{channels}")

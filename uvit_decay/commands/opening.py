@@ -54,9 +54,6 @@ def claim_outputs(*paths: Path, processes: Processes, folder: bool = False) -> I
         paths: files, or one folder.
         processes: the processes of this program; the first one claims the outputs.
         folder: True if the output is a folder.
-
-    Raises:
-        UserError: an output cannot be written, or another program writes it.
     """
     for path in paths:
         check_writable(path, folder)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -138,7 +138,7 @@ class _Row:
     layer: int
     name: str
     t: float
-    scores: Scores
+    scores: dict[str, float]
 
 
 def _list_tables(folder: Path) -> list[Path]:
@@ -150,19 +150,11 @@ def _read_rows(folder: Path) -> list[_Row]:
     """Return the rows of the tables in a folder, joined by layer and noise level."""
     rows: dict[tuple[int, float], _Row] = {}
     for table in _list_tables(folder):
-        for row in _read_table(table):
-            before = rows.get((row.layer, row.t))
-            if before is not None:
-                row = replace(row, scores={**before.scores, **row.scores})
-            rows[row.layer, row.t] = row
+        for line in csv.DictReader(io.StringIO(read_text(table, LARGEST))):
+            row = _Row(int(line["layer"]), line["name"], float(line["t"]), {})
+            row = rows.setdefault((row.layer, row.t), row)
+            row.scores.update((name, float(value)) for name, value in line.items() if name not in PLACE)
     return list(rows.values())
-
-
-def _read_table(table: Path) -> Iterator[_Row]:
-    """Yield the rows of a table."""
-    for line in csv.DictReader(io.StringIO(read_text(table, LARGEST))):
-        scores = {name: float(value) for name, value in line.items() if name not in PLACE}
-        yield _Row(int(line["layer"]), line["name"], float(line["t"]), scores)
 
 
 def _average(cells: Iterable[Scores]) -> dict[str, float]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from uvit_decay.compare.layers import ChosenProbes, LayerScores, Scores
+from uvit_decay.compare.layers import ChosenProbes, LayerScores
 from uvit_decay.files.validation import flat, read_yaml
 from uvit_decay.runs.history import (
     CHECKPOINTS,
@@ -149,20 +149,18 @@ def _name_tokens(protocol: Mapping[str, Any], names: Iterable[str]) -> str:
 
 
 def _read_layers(folder: Path, chosen: ChosenProbes) -> tuple[LayerScores, str]:
-    """Return the scores of the chosen layers under the names of OF_LAYERS, and the tokens whose rank was measured."""
+    """Return the scores of the chosen layers under the names of OF_LAYERS, and the tokens whose rank was measured.
+
+    A score that is missing is NaN.
+    """
     layers = chosen.read(folder)
     by_layer = {}
     names: set[str] = set()
     for number, scores in layers.by_layer.items():
         names.update(scores)
-        by_layer[number] = _rename_scores(scores)
+        known = {name.removesuffix(OF_CLASS_TOKENS): value for name, value in scores.items()}
+        by_layer[number] = {name: known.get(score, math.nan) for name, score in OF_LAYERS.items()}
     return replace(layers, by_layer=by_layer), _name_tokens(layers.protocol, names)
-
-
-def _rename_scores(scores: Scores) -> dict[str, float]:
-    """Return the scores of a layer under the names of OF_LAYERS; NaN where one is missing."""
-    known = {name.removesuffix(OF_CLASS_TOKENS): value for name, value in scores.items()}
-    return {name: known.get(score, math.nan) for name, score in OF_LAYERS.items()}
 
 
 def _make_point(measurement: Measurement) -> dict[str, float]:

@@ -75,9 +75,6 @@ def read(listing: Listing, decoding: Decoding, indices: Sequence[int] | None = N
         listing: the images.
         decoding: size, channels and crop of the result.
         indices: numbers of the images to read, in this order; None reads all.
-
-    Raises:
-        UserError: images cannot be read. The message counts them, and explains the first ones.
     """
     images, failures = try_read(listing, decoding, indices)
     if failures:
@@ -105,9 +102,6 @@ def check_headers(listing: Listing, chosen: Sequence[int], size: int | None = No
         chosen: their indices.
         size: height and width that all must have; None allows any.
         hint: what to do about images that cannot be read.
-
-    Raises:
-        UserError: a header cannot be read, or tells another size; the message names the first ones.
     """
 
     def look(row: int, file: BytesIO) -> None:

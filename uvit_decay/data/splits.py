@@ -51,9 +51,6 @@ def find_parts(path: Path, folders: Collection[Folder]) -> Parts | None:
     Args:
         path: the folder or archive of the data set, for messages.
         folders: all folders with images in it.
-
-    Raises:
-        UserError: there are several folders for training, or masks beside the images.
     """
     depth = count_wrappers(folders)
     if any(len(folder) == depth for folder in folders):  # images beside the folders

@@ -45,8 +45,8 @@ def verify(path: Path, expected: str, algorithm: Algorithm = "sha256") -> None:
         raise UserError(f"{path} is not the file it should be: {reason}; move it away and fetch it again")
 
 
-def download(url: str, target: Path, expected: str, algorithm: Algorithm = "sha256", timeout: float = 30.0) -> None:
-    """Fetch `url` to `target`, which is either complete and has the `expected` checksum or does not exist.
+def download(url: str, target: Path, sha256: str, timeout: float = 30.0) -> None:
+    """Fetch `url` to `target`, which is either complete and has this checksum or does not exist.
 
     An existing target is verified, and nothing is fetched. Processes that fetch the same target at once, on one machine
     or a shared disk, wait for the first.
@@ -54,8 +54,7 @@ def download(url: str, target: Path, expected: str, algorithm: Algorithm = "sha2
     Args:
         url: http or https address.
         target: path of the file; missing folders are made.
-        expected: hexadecimal checksum of the whole file, or at least its first 8 digits.
-        algorithm: algorithm of the checksum.
+        sha256: hexadecimal checksum of the whole file, or at least its first 8 digits.
         timeout: seconds without any byte after which the download fails.
     """
     if not target.exists():
@@ -66,25 +65,22 @@ def download(url: str, target: Path, expected: str, algorithm: Algorithm = "sha2
             if not target.exists():  # another process may have fetched it meanwhile
                 for remains in target.parent.glob(f".{escape(target.name)}.*.partial"):  # of killed programs
                     remains.unlink(missing_ok=True)
-                _fetch(url, target, expected, algorithm, timeout)
-    verify(target, expected, algorithm)
+                _fetch(url, target, sha256, timeout)
+    verify(target, sha256)
 
 
-def _fetch(url: str, target: Path, expected: str, algorithm: Algorithm, timeout: float) -> None:
+def _fetch(url: str, target: Path, sha256: str, timeout: float) -> None:
     """Fetch a file beside `target`, compare its checksum, and rename it."""
     from torch.hub import download_url_to_file
 
     print(f"downloading {url} to {target}", file=sys.stderr)
-    prefix = expected if algorithm == "sha256" else None
     partial = target.with_name(f".{target.name}.fetched.partial")
     hint = f"run again, or fetch it elsewhere and put it at {target}"
     # torch raises a RuntimeError for another SHA-256; errors of urllib and of the disk are OSErrors.
     with explain(f"cannot download {url}", OSError, RuntimeError, http.client.HTTPException, hint=hint):
         try:
             with _socket_timeout(timeout):
-                download_url_to_file(url, str(partial), prefix, progress=terminal_width() > 0)
-            if not (actual := checksum(partial, algorithm)).startswith(expected):
-                raise OSError(f"its {algorithm} is {actual}, expected {expected}")
+                download_url_to_file(url, str(partial), sha256, progress=terminal_width() > 0)
             partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)

@@ -69,18 +69,13 @@ def load_tensors(path: Path, verify: bool = True) -> tuple[dict[str, str], dict[
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     if not {TENSORS, HEADER} & metadata.keys():
         return metadata, tensors
-    header = metadata.pop(HEADER, None)
-    if header != _header_crc32(metadata, tensors):
-        raise damage_error(path, "header is")
+    is_intact = metadata.pop(HEADER, None) == _header_crc32(metadata, tensors)
     checksums = metadata.pop(TENSORS, None)
-    if verify and checksums != _crc32(tensors):
-        raise damage_error(path, "tensors are")
+    if is_intact and verify:
+        is_intact = checksums == _crc32(tensors)
+    if not is_intact:
+        raise UserError(f"{path} is damaged: it is not what was written (CRC-32); make or fetch the file again")
     return metadata, tensors
-
-
-def damage_error(path: Path, what: str) -> UserError:
-    """Return the error of a CRC-32 that differs; `what` names the part with its verb, such as "header is"."""
-    return UserError(f"{path} is damaged: its {what} not what was written (CRC-32); make or fetch the file again")
 
 
 def _crc32(tensors: Mapping[str, Tensor]) -> str:

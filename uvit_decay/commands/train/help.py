@@ -12,8 +12,8 @@ FIT = """usage: python train.py {command} [--config NAME] [flags]
 {about} The flags that most people set, with values as examples:
 
 the experiment
-  --config digits                       a YAML file, or a configuration of the package, see below; default: digits.
-                                        Your own pictures: --config pictures --data.path FOLDER
+  --config digits                       a YAML file, or a configuration of the package, see below; default: digits, or
+                                        pictures if --data or --data.path names other data, such as your own pictures
   --seed_everything 0                   seed of initial weights, batches and noise
   --ckpt_path auto                      resume from a checkpoint: a file; last, the newest one of the experiment; or
                                         auto, the newest one of this run, without which it starts
