@@ -103,10 +103,49 @@ class Unused(Connection):
         return state + self.weight * output
 
 
-@pytest.mark.parametrize(("kind", "named"), [(TwoHeights, ("read", "branch 0")), (Unused, ("weight", "branch 8"))])
+class Nowhere(Unused):
+    def forward(self, state, output, keep=None):
+        return state + output
+
+
+class Rescaled(Connection):
+    def __init__(self, branch, plan):
+        super().__init__()
+        if branch < plan.branches:
+            self.scale = torch.nn.Parameter(torch.full((plan.width,), 2.0))
+
+    def rescale(self, normed):
+        return self.scale * normed
+
+    def forward(self, state, output, keep=None):
+        return state + output
+
+
+MISTAKES = [
+    (TwoHeights, ("read", "branch 0")),
+    (Unused, ("weight", "branch 8")),
+    (Nowhere, ("weight", "branch 0")),
+]
+
+
+@pytest.mark.parametrize(("kind", "named"), MISTAKES)
 def test_what_a_class_does_wrong_is_one_line_with_the_class_and_the_branch(kind, named):
     with raises_user_error(kind.__name__, *named):
         ViT(16, 4, 3, 16, 4, 2, schedule=kind)
+
+
+def test_a_connection_may_change_the_output_of_the_norm():
+    net = ViT(16, 4, 3, 16, 4, 2, schedule=Rescaled)
+    seen = []
+    net.blocks[0].norm1.register_forward_hook(lambda *call: seen.append(call[-1]))
+    net.blocks[0].attn.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    net.pooled(torch.randn(1, 3, 16, 16))
+    assert torch.equal(seen[1], 2 * seen[0])
+
+
+def test_connections_can_be_built_for_inference():
+    with torch.inference_mode():
+        assert ViT(16, 4, 3, 16, 4, 2, schedule="hyper-2").pooled(torch.randn(1, 3, 16, 16)).isfinite().all()
 
 
 def reference(connections, tokens, branches):

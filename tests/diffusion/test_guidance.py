@@ -124,3 +124,8 @@ def test_outside_of_its_interval_and_at_scale_1_the_network_is_alone(both):
 def test_a_guide_that_does_not_fit_is_refused(change):
     with raises_user_error("guide", *change):
         replace(source(), guide=replace(source(), **change)).check(Sampling(guidance=2.0))
+
+
+def test_channels_with_a_guide_which_has_none_are_refused():
+    with raises_user_error("guidance_channels", "guide"):
+        replace(source(), guide=source()).check(Sampling(guidance=2.0, guidance_channels=1))

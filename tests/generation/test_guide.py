@@ -113,7 +113,7 @@ def test_compilation_is_of_both_networks(checkpoints, monkeypatch):
         (["--guide-step", 6, "--guide", "vp.safetensors", "--guidance", 2], ("--guide", "--guide-step")),
         (["--guide-step", 7, "--guidance", 2], ("--guide-step 7", "step_00000006.ckpt", "step_00000012.ckpt")),
         (["--guide", "missing.ckpt", "--guidance", 2], "--guide missing.ckpt"),
-        (["--guide-step", 6, "--guidance", 2, "--guidance-channels", 1], ("--guidance-channels", "--guide-step")),
+        (["--guide-step", 6, "--guidance", 2, "--guidance-channels", 1], ("--guidance-channels", "a guide")),
         (["--guide", "larger.safetensors", "--guidance", 2], ("--guide", "shape", 16)),
         (["--guide", "linear.safetensors", "--guidance", 2], ("--guide", "path", "Linear")),
         (["--guide", "renamed.safetensors", "--guidance", 2], ("renamed.safetensors", "classes")),

@@ -4,6 +4,10 @@ import jaxtyping
 import pytest
 import torch
 from networks import DECAYED_SIT, MASKED, UVIT, blocks_of, gradients
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from uvit_decay.decay import shortcuts
 
 
 @pytest.fixture(autouse=True)
@@ -45,3 +49,12 @@ def test_blocks_share_graphs_which_another_batch_size_compiles_at_most_once_more
         with torch._dynamo.config.patch(error_on_recompile=error):
             net(*(torch.cat([value] * times) for value in arguments))
     assert len(compiled) <= 2 * structures
+
+
+def test_a_graph_reads_learned_weights_on_the_device_on_which_they_were_created(monkeypatch):
+    learned, network = shortcuts(2, 0.7, "learnable"), nn.Module()
+    with FakeTensorMode(), torch.device("cuda"):
+        learned.register(network, dim=1)
+        connections = learned.connections(network, dim=1)
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+        assert {connection.weights().alpha.device.type for connection in connections[:-1]} == {"cuda"}

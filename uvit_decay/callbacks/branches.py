@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from uvit_decay.callbacks.periodic import record
 from uvit_decay.decay import mixing_matrix
 from uvit_decay.decay.connection import Connection, State
-from uvit_decay.decay.mixing import Merge, MixingSums, mixing_of
+from uvit_decay.decay.mixing import Merge, MixingSums, depth_reader, mixing_of
 from uvit_decay.files.writing import replacing
 from uvit_decay.nn.base import DecayedNet
 from uvit_decay.plots import heat_maps
@@ -49,9 +49,10 @@ TERMS = ("x", "f", "change")
 class BranchTerms:
     """Root mean squares of what every branch k of a network reads and writes, in all observed forward passes.
 
-    x_k is what branch k reads, before its norm, and f_k is what it adds to the stream, beta_k times its output. A
-    connection that is not numbers has no beta. Then f_k is the output, and change_k is the change of the tokens that
-    the connection makes of it. Compiled code runs uncompiled meanwhile, because its graphs ignore hooks.
+    x_k is what branch k reads, before its norm (in a ResNet the output of its shortcut), and f_k is what it adds to the
+    stream, beta_k times its output. A connection that is not numbers has no beta. Then f_k is the output, and change_k
+    is the change of the tokens that the connection makes of it. Compiled code runs uncompiled meanwhile, because its
+    graphs ignore hooks.
     """
 
     def __init__(self, net: DecayedNet) -> None:
@@ -103,8 +104,9 @@ class BranchTerms:
         for k, (connection, following) in enumerate(pairwise(self.net.connections)):
             handle = connection.register_forward_hook(partial(self._write, k, following))
             self._observing.callback(handle.remove)
-        if hasattr(self.net, "depth_attention"):
-            self._mixing = MixingSums(self.net.depth_attention, len(self.net.merges))
+        reader = depth_reader(self.net)
+        if reader is not None:
+            self._mixing = MixingSums(reader, len(self.net.merges))
             self._observing.callback(self._mixing.remove)
 
     def stop(self) -> None:

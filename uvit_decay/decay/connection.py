@@ -23,7 +23,7 @@ State = Any  # what the blocks carry from branch to branch; a connection chooses
 
 @dataclass(frozen=True)
 class Plan:
-    """What the connections of a network are built from.
+    """Depths, alpha_min and width from which the connections of a network are built.
 
     Args:
         depths: depth u_k in [0, 1] of each of the N branches in execution order, 0 where `branches` leaves it out.
@@ -48,11 +48,12 @@ class Connection(nn.Module):
     the last, `branch` N, which only ends the state. A pass through the network is
 
         state = connection_0.start(tokens, time)
-        state = connection_k(state, f_k(norm(connection_k.read(state))))    for each branch k
+        normed = connection_k.rescale(norm_k(connection_k.read(state)))    for each branch k
+        state = connection_k(state, f_k(normed))
         tokens = connection_N.end(state)
 
-    A subclass needs `forward`; it overrides `start`, `read` and `end` if its state is not the tokens, and `merge` if a
-    long skip is more than an addition to it. Rules:
+    A subclass needs `forward`; it overrides `start`, `read` and `end` if its state is not the tokens, `rescale` if it
+    changes the output of the norm, and `merge` if a long skip is more than an addition to its state. Rules:
 
     - **Shapes.** `start` gets tokens (b, n, d); `read` and `end` return tokens (b, n, d). The state is a tensor, or a
       tuple of a fixed number of tensors and other objects.
@@ -68,7 +69,7 @@ class Connection(nn.Module):
     """
 
     plain = False
-    """Whether a network with new connections computes the same as the plain network with the same other weights."""
+    """True if a network with new connections computes the same as the plain network with the same other weights."""
 
     def __init__(self, branch: int = 0, plan: Plan | None = None) -> None:
         super().__init__()
@@ -115,7 +116,7 @@ def check_connections(connections: Sequence[Connection], width: int, has_time: b
     """Run connections once on small tokens; a wrong shape, or a parameter without a gradient, is a UserError."""
     modules = nn.ModuleList([*connections, *connections[0].shared.values()])
     device = next((parameter.device for parameter in modules.parameters()), None)  # meta for a network to be loaded
-    tokens = torch.ones(1, 2, width, device=device)
+    tokens = torch.ones(1, 2, width, device=device, requires_grad=True)
     time = torch.ones(1, width, device=device) if has_time else None
     with torch.enable_grad():
         state = connections[0].start(tokens, time)
@@ -124,7 +125,7 @@ def check_connections(connections: Sequence[Connection], width: int, has_time: b
             if branch < len(connections) - 1:
                 read = connection.read(state)
                 _check_tokens("read", branch, connection, read, tokens)
-                state = connection(state, read)
+                state = connection(state, connection.rescale(read))
         loss = connections[-1].end(state).sum()
     named = []
     for branch, connection in enumerate(connections):

@@ -7,7 +7,7 @@ state, is
 
 over the sources v_i with i < l; there is no x + f. The query q_l starts at 0, where h_l is the mean of its sources. The
 scales g_l of the norm start at 1. Both are learned. Branch 1 has a single source and needs no query. With groups of S
-branches there are fewer sources (`decay.DepthAttention`):
+branches there are fewer sources (`Routing`):
 
     AttnRes   v_0, the sums of the outputs of finished groups, and the sum so far of the running group
     DAR       v_0, the last outputs of finished groups, and all outputs of the running group; logits / sqrt(d). The last
@@ -39,7 +39,7 @@ from uvit_decay.runtime.precision import without_autocast
 from uvit_decay.terminal.errors import UserError
 
 EPSILON = 1e-6  # of the norms of sources
-SHARED = "depth_attention"  # name of the queries in a network, which mixing.py reads
+SHARED = "depth_attention"  # name of the queries in a network, by which mixing.py finds them
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from uvit_decay.decay.connection import Connection
 from uvit_decay.decay.weights import Shortcuts, Weights
-from uvit_decay.terminal.errors import UserError, explain
+from uvit_decay.terminal.errors import explain
 from uvit_decay.terminal.typed import check_types
 
 
@@ -47,7 +47,7 @@ class HasShortcuts(Protocol):
 
 
 @check_types
-def mixing_matrix(of: Shortcuts | nn.Module, *inputs: Tensor) -> Float[Tensor, "rows sources"]:
+def mixing_matrix(of: Shortcuts | HasShortcuts, *inputs: Tensor) -> Float[Tensor, "rows sources"]:
     """Return M, (N + 1, N + 1 + merges) float64: rows are h_1 .. h_{N+1}, columns v_0 .. v_N and then the merges m_j.
 
     It is exact for shortcuts that are numbers. Learned weights have their current values, and weights of channels their
@@ -63,13 +63,11 @@ def mixing_matrix(of: Shortcuts | nn.Module, *inputs: Tensor) -> Float[Tensor, "
         of.check_numbers("only a network and a batch of inputs have a mixing matrix")
         numbers = zip(of.alphas, of.betas, of.scales, strict=True)
         return _multiply_out([Weights(*weights) for weights in numbers], ())
-    if not isinstance(of, HasShortcuts):
-        kind = type(of).__name__
-        raise UserError(f"cannot compute a mixing matrix of a {kind}: it has no shortcuts; give a network or shortcuts")
-    if hasattr(of, "depth_attention"):
+    reader = depth_reader(of)
+    if reader is not None:
         with explain(f"attention over depth needs `inputs`, the arguments of the {type(of).__name__}", TypeError):
             signature(of.forward).bind(*inputs)
-        measured = MixingSums(of.depth_attention, len(of.merges))
+        measured = MixingSums(reader, len(of.merges))
         try:
             with torch.no_grad():
                 of(*inputs)
@@ -79,6 +77,11 @@ def mixing_matrix(of: Shortcuts | nn.Module, *inputs: Tensor) -> Float[Tensor, "
     of.shortcuts.check_numbers("the mixing matrix")
     current = [connection.weights() for connection in of.connections[: len(of.shortcuts.alphas)]]
     return _multiply_out(current, of.merges)
+
+
+def depth_reader(of: HasShortcuts) -> nn.Module | None:
+    """Return the `uvit_decay.decay.depth_attention.DepthReader` of a network, or None for other connections."""
+    return of.connections[0].shared.get("depth_attention")
 
 
 def _multiply_out(weights: Sequence[Weights], merges: Sequence[Merge]) -> Float[Tensor, "rows sources"]:

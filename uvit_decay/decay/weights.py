@@ -63,7 +63,7 @@ class Shortcuts:
 
     @property
     def fixed(self) -> bool:
-        """Whether all weights are fixed numbers."""
+        """True if all weights are fixed numbers."""
         return self.learned is None and self.build is None
 
     @property
@@ -222,7 +222,10 @@ class Weighted(Connection):
         for name in NAMES:
             if name == self.learned:
                 learned = getattr(self.owner[0], name)
-                weights.append(learned.index_select(0, self.index)[0] if in_graph else learned[self.branch])
+                if in_graph:  # weights that were created on a device, or assigned, did not move the index
+                    weights.append(learned.index_select(0, self.index.to(learned.device))[0])
+                else:
+                    weights.append(learned[self.branch])
             elif in_graph and name in self.varying:
                 weights.append(self.tensors[name])
             else:

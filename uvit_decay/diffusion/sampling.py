@@ -166,6 +166,8 @@ class DiffusionModel:
         sampling.method.check(self.path, sampling.sampler)
         if sampling.method.learned_variance and not self.learned_variance:
             raise UserError(f"sampler {sampling.sampler} needs a network with a learned variance, as DiT's; use ddpm")
+        if self.guide is not None and sampling.guidance_channels is not None:
+            raise UserError("it is for guidance by the null label; leave it out with a guide", "guidance_channels")
         if self.guide is not None or sampling.guidance != 1.0:
             self._guidance(sampling).check(self)
 

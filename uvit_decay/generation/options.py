@@ -95,8 +95,6 @@ class SamplingOptions(LoadingOptions):
         flag = "`guide_step`" if self.guide is None else "`guide`"
         if self.guidance is None:
             raise UserError(f"{flag} needs a scale: the checkpoint's scale is for the null label; set `guidance`")
-        if self.guidance_channels is not None:
-            raise UserError(f"{flag} cannot be combined with `guidance_channels`, which is for the null label")
         if self.sampling_protocol is not None:
             raise UserError(f"{flag} cannot be combined with `sampling_protocol` {self.sampling_protocol}")
 

@@ -61,7 +61,7 @@ class ImageNetwork(Protocol):
     """Number K of classes, whose labels are 0 to K - 1; 0 for a network without labels."""
 
     null_label: bool
-    """Whether the network has the label K, "no label", which label dropout trains and guidance needs."""
+    """True if the network has the label K, "no label", which label dropout trains and guidance needs."""
 
     config: dict
     """The constructor's arguments as plain values, from which a checkpoint rebuilds the network."""
@@ -195,9 +195,8 @@ class DecayedNet(
             self.config["schedule"] = [list(pair) for pair in pairs]
         shortcuts.register(self, self.dim)
         self.register_load_state_dict_pre_hook(_check_weights)
-        # Places in the order of the parameters, by which optimizers store moments; `connect` fills them.
-        self.depth_attention = self.connections = nn.ModuleList()
 
+    @torch.inference_mode(False)  # the check needs gradients
     def connect(self, has_time: bool = False) -> None:
         """Build the connections of the branches, and hand them to their blocks.
 
@@ -212,11 +211,8 @@ class DecayedNet(
             except UserError as error:
                 raise UserError(f"the schedule {self.shortcuts.name}: {error}") from error
         self.connections = nn.ModuleList(connections)
-        shared = connections[0].shared
-        for name, module in shared.items():
+        for name, module in connections[0].shared.items():
             self.add_module(name, module)
-        if "depth_attention" not in shared:
-            del self.depth_attention
         of_branches = iter(connections)
         for block in self.find_decayed_blocks().values():
             block.connections = tuple(islice(of_branches, len(block.last_layers)))
