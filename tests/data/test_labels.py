@@ -272,6 +272,13 @@ def test_a_table_names_images_as_its_writer_does(tmp_path, name, text):
     assert data.test.labels.tolist() == [1, 0, 1]
 
 
+def test_a_table_of_file_names_finds_images_at_the_top_and_in_folders(tmp_path):
+    folder = tree(tmp_path / "set", ["a.png", "more/b.png", "more/c.png"])
+    (tmp_path / "table.csv").write_text("a.png,cat\nb.png,dog\nc.png,cat\n")
+    listing = list_images(folder, None, LabelOptions(str(tmp_path / "table.csv")))
+    assert [listing.class_names[label] for label in listing.labels] == ["cat", "dog", "cat"]
+
+
 @pytest.mark.parametrize("test_labels", ["auto", "folders"])
 def test_the_column_of_the_training_labels_asks_for_no_table_of_the_test_images(tmp_path, test_labels):
     train = tree(tmp_path / "train", ["a.png", "b.png"])

@@ -71,12 +71,11 @@ def test_folders_of_splits_are_read_as_training_and_test_images(
 
 CLASSES = [
     (classed("train", "bus", "car", classes=("a",)), ("bus", "car", "train")),
-    (flat("train", "val", "ship"), ("ship", "train", "val")),
+    (flat("train", "ship"), ("ship", "train")),
     (flat("train_station", "test_tube"), ("test_tube", "train_station")),
     (flat("with_mask", "without_mask"), ("with_mask", "without_mask")),
     (flat("train", "training"), ("train", "training")),
     (flat("masks", "cat", "dog"), ("cat", "dog", "masks")),
-    (flat("val", "test"), ("test", "val")),
 ]
 
 
@@ -91,11 +90,13 @@ REFUSED = [
     (flat("images", "masks"), "images"),
     (flat("train", "train_labels", "val", "val_labels"), "train"),
     (flat("train/good", "test/good", "test/broken", "ground_truth/broken"), "train"),
+    (flat("Train", "val", "extra"), "Train"),
+    (flat("test", "val"), "val"),
 ]
 
 
 @pytest.mark.parametrize(("names", "give"), REFUSED)
-def test_masks_and_several_training_folders_are_refused_with_the_folder_to_give(tmp_path, names, give):
+def test_what_is_neither_parts_nor_classes_is_refused_with_the_folder_to_give(tmp_path, names, give):
     folder = tree(tmp_path / "set", names)
     with raises_user_error(folder / give, "`labels` folders"):
         list_images(folder)
@@ -146,7 +147,7 @@ def test_a_class_list_chooses_from_both_parts(tmp_path):
 
 
 @pytest.mark.parametrize("ckpt_path", ["last.ckpt", "auto"])
-@pytest.mark.parametrize("folders", [("Training", "Testing"), ("images", "masks")])
+@pytest.mark.parametrize("folders", [("Training", "Testing"), ("images", "masks"), ("Training", "Testing", "more")])
 def test_a_run_that_took_such_folders_for_classes_resumes_with_them(tmp_path, monkeypatch, caplog, ckpt_path, folders):
     folder = tree(tmp_path / "set", classed(*folders))
     flags = ["--data=Images", f"--data.path={folder}", "--data.image_size=8", "--data.batch_size=2"]

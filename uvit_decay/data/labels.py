@@ -119,17 +119,13 @@ class Labels:
 
         Args:
             path: the folder or archive, for messages.
-            keys: names of the images, in several notations; the first one that finds an image in the table counts.
+            keys: names of the images, in several notations; the first one that finds most of them in the table counts.
             table: the table.
             depth: as in `Labels`.
             options: where the labels come from.
         """
-        names = keys[0]
-        for notation in keys:
-            is_clear = len(set(notation)) == len(notation)
-            if is_clear and any(name in table.labels for name in notation):
-                names = notation
-                break
+        clear = [notation for notation in keys if len(set(notation)) == len(notation)]
+        names = max(clear or keys, key=lambda notation: sum(name in table.labels for name in notation))
         twice, count = Counter(names).most_common(1)[0]
         if count > 1:
             raise UserError(f"{path} holds the image {twice} twice: pack it again")

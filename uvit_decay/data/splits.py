@@ -46,7 +46,8 @@ def find_parts(path: Path, folders: Collection[Folder]) -> Parts | None:
     """Return the parts of a data set; None if its folders are classes.
 
     They are parts if every folder of the first level is named by a split, such as seg_train or test2017, and there is
-    at least one for training and one for testing.
+    at least one for training and one for testing. Some such folders beside others, as train and val beside extra, are
+    neither.
 
     Args:
         path: the folder or archive of the data set, for messages.
@@ -56,7 +57,8 @@ def find_parts(path: Path, folders: Collection[Folder]) -> Parts | None:
     if any(len(folder) == depth for folder in folders):  # images beside the folders
         return None
     around = next(iter(folders))[:depth]
-    kinds = read_kinds({folder[depth] for folder in folders})
+    first_level = {folder[depth] for folder in folders}
+    kinds = read_kinds(first_level)
     names = sorted(kinds, key=lambda name: (list(WORDS).index(kinds[name]), name))
     present = set(kinds.values())
     as_classes = "or set `labels` folders to take all of them as classes"
@@ -66,6 +68,9 @@ def find_parts(path: Path, folders: Collection[Folder]) -> Parts | None:
         what = f"{', '.join(masks)} beside {', '.join(others)} is no class"
         raise UserError(f"{path}: {what}; {_advise(path, (*around, others[0]))}, {as_classes}")
     if not are_splits(kinds.values()):
+        if splits := name_splits(first_level):
+            what = f"{', '.join(splits)} are splits of a data set, not classes"
+            raise UserError(f"{path}: {what}; {_advise(path, (*around, splits[0]))}, {as_classes}")
         return None
     training = [name for name in names if kinds[name] == TRAINING]
     if len(training) > 1:
@@ -105,13 +110,25 @@ def read_kinds(names: Collection[str]) -> dict[str, str]:
 def are_parts(names: Collection[str]) -> bool:
     """Return whether `find_parts` does not take folders of these names for classes."""
     kinds = read_kinds(names).values()
-    return are_splits(kinds) or (MASKS in kinds and len(set(kinds)) > 1)
+    return are_splits(kinds) or (MASKS in kinds and len(set(kinds)) > 1) or bool(name_splits(names))
 
 
 def are_splits(kinds: Collection[str]) -> bool:
     """Return whether folders of these kinds are the parts of a data set."""
     present = set(kinds)
     return TRAINING in present and present <= {TRAINING, *TESTING} and len(present) > 1
+
+
+def name_splits(names: Collection[str]) -> list[str]:
+    """Return the names that are a word for training, validation or test images, if there are several of these kinds."""
+    order = (TRAINING, VALIDATION, TEST)
+    kinds = {}
+    for name in sorted(names):
+        if KIND_OF.get(name.lower()) in order:
+            kinds[name] = KIND_OF[name.lower()]
+    if len(set(kinds.values())) < 2:
+        return []
+    return sorted(kinds, key=lambda name: order.index(kinds[name]))
 
 
 def _strip_neutral(word: str) -> str:
