@@ -54,6 +54,8 @@ def test_a_flipped_bit_and_a_pipe_are_refused(tmp_path, kind, save):
         ("images", {"arr_0": np.array([None])}, "Object arrays"),
         ("images", {"arr_1": np.zeros(6)}, "arr_1"),
         ("images", {"arr_1": np.zeros(5, int)}, "arr_1"),
+        ("images", {"arr_1": np.arange(6) - 1}, ("arr_1", -1)),
+        ("images", {"arr_1": np.arange(6) * 2**40}, ("arr_1", 2**40)),
         ("statistics", {"mu": np.full(64, np.inf)}, "NaN"),
         ("statistics", {"mu": np.zeros(63)}, ("mu (63,)", "sigma (64, 64)", "small-cnn")),
         ("statistics", {"mu": np.zeros((64, 1))}, ("mu", "float64 (64, 1)")),

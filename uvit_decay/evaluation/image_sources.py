@@ -17,6 +17,7 @@ from torch import Tensor
 from uvit_decay.data.batches import ImageSet, InMemory
 from uvit_decay.data.decoding import AS_TRAINED, Decoding, Reading, centre_crop
 from uvit_decay.data.fingerprint import MOST_MEASURED, hash_array, hash_states, spread
+from uvit_decay.data.labels import number_labels
 from uvit_decay.data.listing import describe_listing, list_images
 from uvit_decay.data.reading import OnDisk, check_headers, read, size_of
 from uvit_decay.evaluation import npz
@@ -176,8 +177,8 @@ class ArrayImages(ImageSource):
             n = len(self.array)
             expected = f"labels, whole numbers, ({n},)"
             labels = npz.read(path, "arr_1", expected, lambda shape, dtype: shape == (n,) and dtype.kind in "iu")
-            self.labels = torch.from_numpy(labels.astype(np.int64))
-            self.class_names = tuple(str(i) for i in range(int(labels.max()) + 1))
+            numbers, self.class_names = number_labels(labels.tolist(), f"{path}, arr_1")
+            self.labels = torch.tensor(numbers)
 
     def __len__(self) -> int:
         return len(self.array)
