@@ -55,8 +55,11 @@ def test_latents_are_decoded_for_a_reference(encoded, vae):
     data.setup()
     data.test = data.train
     autoencoder = Autoencoder(str(vae))
-    network = ReferenceNetwork(open_network(Path("pixels:32x32x3"), LoadingOptions()), CPU, "float32", 8, autoencoder)
-    reference = network.features(data, list(range(14)), 12, Processes())
+    opened = open_network(Path("pixels:32x32x3"), LoadingOptions())
+    reference = ReferenceNetwork(opened, CPU, "float32", 8, autoencoder).features(data, [*range(14)], 12, Processes())
     x = autoencoder.decode(data.network_input(data.train[reference.rows][0]))
     torch.testing.assert_close(reference.features, x.flatten(1) / 127.5 - 1, atol=1.1 / 127.5, rtol=0)
     assert "decoded from latents" in reference.about["pictures"]
+    # The precision is that of the reference network, which computes nothing here, and not of the autoencoder.
+    narrow = ReferenceNetwork(opened, CPU, "bf16", 8, autoencoder).features(data, [*range(14)], 12, Processes())
+    assert torch.equal(narrow.features, reference.features)

@@ -187,8 +187,9 @@ class TokenReader:
         @torch.no_grad()
         def work(part: list[int]) -> Float[Tensor, "pools layers b d"]:
             layer_features = []
+            states = self._run(next(stored), part, layers, level, [key])  # an autoencoder has its own precision
             with computing(self.device, self.precision):
-                for state in self._run(next(stored), part, layers, level, [key]):
+                for state in states:
                     tokens = state if norm is None else norm(state)
                     by_pool = [pooled(tokens, pool, self.net.num_prefix_tokens) for pool in pools]
                     layer_features.append(torch.stack(by_pool))
