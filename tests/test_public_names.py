@@ -11,6 +11,7 @@ from conftest import ROOT, print_config
 
 import uvit_decay
 from uvit_decay.data import ImageData, Latents
+from uvit_decay.data.named import build_data
 from uvit_decay.files.instantiate import FORMER, Spec, build
 
 # To add or remove a name here is a decision about what users may rely on.
@@ -76,6 +77,12 @@ def test_configurations_of_earlier_versions_name_classes_that_moved(tmp_path, mo
 def test_the_data_of_an_earlier_configuration_are_built():
     spec = Spec("uvit_decay.data.latents.module.Latents", {"path": "latents"})
     assert isinstance(build(spec, ImageData, "uvit_decay.data"), Latents)
+
+
+def test_the_data_of_the_configuration_of_a_run_on_latents_are_built(tmp_path, monkeypatch, capsys):
+    config = print_config(monkeypatch, capsys, tmp_path, "fit", "--data=Latents", "--data.path=latents")
+    (tmp_path / "config.yaml").write_text(config)
+    assert isinstance(build_data(str(tmp_path / "config.yaml")), Latents)
 
 
 def test_an_argument_that_is_gone_is_left_out_of_earlier_configurations(tmp_path, monkeypatch, capsys):

@@ -21,6 +21,7 @@ FORMER = {
     "uvit_decay.metrics": "uvit_decay.encoders",
     "uvit_decay.data.latents": "uvit_decay.data",
     "uvit_decay.data.latents.module": "uvit_decay.data",
+    "uvit_decay.latents": "uvit_decay.data",  # a run of --data Latents has this path in its configuration
 }
 # Arguments in configurations of ac8466d5 that are gone, and those that may no longer be null: class -> arguments.
 GONE = {"uvit_decay.metrics.SmallClassifier": ("steps",)}
@@ -65,7 +66,7 @@ class Spec:
 
     def is_from(self, package: str) -> bool:
         """Return whether the class is defined in this package."""
-        return self.class_path.startswith(f"{package}.")
+        return current_path(self.class_path).startswith(f"{package}.")
 
 
 def check_arguments(spec: Spec, home: str, where: Path | str) -> dict[str, Any]:
