@@ -78,7 +78,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_the_run_ends_the_
     half.fit(tiny_task(), Digits(32))
     damage(tmp_path / "lightning_logs" / "version_0" / "checkpoints" / "last.ckpt")
     rest, trainer = tiny_task(), tiny_trainer(tmp_path, max_steps=8, logger=CSVLogger(tmp_path))
-    found = find_newest(name, {}, (), trainer.loggers, tmp_path)
+    found, _ = find_newest(name, {}, (), trainer.loggers, tmp_path)
     (line,) = [text for text in caplog.messages if "ckpt_path" in text]
     assert line.startswith("warning: ")
     find_line(line, "version_0/checkpoints/last.ckpt", "version_0/checkpoints/previous.ckpt", "step 2")
@@ -121,7 +121,8 @@ def test_runs_are_ordered_by_number_and_files_by_step(trained, tmp_path):
     (tmp_path / "version_11").mkdir()
     (tmp_path / "version_x").mkdir()
     for expected in (first, second, third, fourth, fifth, None):
-        assert find_newest("auto", {}, (), [CSVLogger(tmp_path, name="")], tmp_path) == expected
+        found = find_newest("auto", {}, (), [CSVLogger(tmp_path, name="")], tmp_path)
+        assert (found and found[0]) == expected
         if expected:
             expected.unlink()
 
@@ -168,8 +169,9 @@ def rank_of_two(folder, rank):
         trainer = tiny_trainer(place, best, max_steps=6, val_check_interval=6, **options)
         try:
             found, task = find_newest("auto", {}, (), trainer.loggers, place), tiny_task()
-            task.start = found and Start(found, 4)
-            trainer.fit(task, Digits(32), ckpt_path=found)
+            path = found and found[0]
+            task.start = path and Start(path, 4)
+            trainer.fit(task, Digits(32), ckpt_path=path)
             step = torch.load(best.best_model_path, weights_only=True)["global_step"]
             said.append(f"{trainer.ckpt_path.name} to {trainer.global_step}, best at {step}")
         except UserError as error:

@@ -137,6 +137,7 @@ def test_an_option_that_came_later_had_its_default():
         ("model.optim.lr", None, "`model.optim.lr` null"),
         ("model.optim.betas", [0.9, 0.99], "`model.optim.betas` '[0.9, 0.99]'"),
         ("data.classes", "my classes.txt", "`data.classes` 'my classes.txt'"),
+        ("model.net.class_path", "uvit_decay.nn.UViT", ("`model.net`", "uvit_decay.nn.UViT")),
         ("trainer.callbacks.EMA.decay", 0.9, ("EMA in `trainer.callbacks`", "decay 0.9")),
     ],
 )

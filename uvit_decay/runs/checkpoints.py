@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_info
 
@@ -48,16 +49,16 @@ def read_settings(
 
 def find_newest(
     name: str, now: Settings, allowed: Sequence[str], loggers: Iterable[object], root: str | Path
-) -> Path | None:
-    """Return the checkpoint that `last` or `auto` means, and say which it is; None if `auto` finds none.
+) -> tuple[Path, dict[str, Any]] | None:
+    """Return the checkpoint that `last` or `auto` means, and its contents; None if `auto` finds none.
 
-    All its bytes are compared with their checksums.
+    All its bytes are compared with their checksums. One line says which file it is.
     """
     experiment, runs = find_runs(loggers, root)
     damaged: list[str] = []
     for candidate in _find_candidates(name, runs, now, allowed, damaged):
         try:
-            read_training_checkpoint(candidate.path)
+            contents = read_training_checkpoint(candidate.path)
         except UserError as error:
             damaged.append(str(error))
             continue
@@ -65,7 +66,7 @@ def find_newest(
         if damaged:
             line = f"warning: {'; '.join(damaged)}: {line}"
         rank_zero_info(with_flags(line))
-        return candidate.path
+        return candidate.path, contents
     if damaged:
         raise UserError(f"`ckpt_path` {name}: all checkpoints of this experiment are damaged: {'; '.join(damaged)}")
     if name != AUTO:

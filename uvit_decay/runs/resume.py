@@ -53,14 +53,15 @@ def _find_start(task: Resumable, trainer: Trainer, data: ImageData, chosen: str 
     # 1. The file: by its path, or the newest one of the newest run that fits.
     if chosen is None:
         return None
-    path: Path | None = Path(chosen)
     if chosen in NAMES:
-        root = trainer.default_root_dir
-        path = find_newest(chosen, task.settings, task.allowed, trainer.loggers, root)
-    if path is None:
-        return None
-    # 2. Its contents: whole, of this network, and trained with these settings or with those that --resume.allow names.
-    contents = read_training_checkpoint(path, whole=chosen not in NAMES)  # `find_newest` has read the whole file
+        found = find_newest(chosen, task.settings, task.allowed, trainer.loggers, trainer.default_root_dir)
+        if found is None:
+            return None
+        path, contents = found
+    else:
+        path = Path(chosen)
+        contents = read_training_checkpoint(path)
+    # 2. Its contents: of this network, and trained with these settings or with those that --resume.allow names.
     card = check(contents, task, str(path), trains)
     task.load_state_dict(contents["state_dict"])  # raises if the alphas differ
     start = Start(path, contents["global_step"], None, contents.get("settings") or {})

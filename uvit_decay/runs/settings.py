@@ -234,4 +234,4 @@ def _explain_undoing(change: Change) -> str:
         if flag.startswith(f"{list_name}."):
             kind, _, argument = flag.removeprefix(f"{list_name}.").partition(".")
             return f": give {kind} in `{list_name}` the {argument} {value}"
-    return f": set `{flag}` {shlex.quote(value)}"
+    return f": set `{flag.removesuffix('.class_path')}` {shlex.quote(value)}"
