@@ -46,6 +46,9 @@ def callback(name, package="uvit_decay.callbacks.", **init_args):
         (["--config", "deep.yaml"], ("deep.yaml", "depth")),
         (["--config", "missing.yaml"], ("missing.yaml", "digits, digits_sit")),
         (["--config", "odd.yaml"], "trainr"),
+        (["--config", "digits", "--config", "number.yaml"], ("--trainer", "settings", 100)),
+        (["--model.auxiliary.weight", "0.25"], ("--model.auxiliary", "LayerSync")),
+        (["--trust", "own_tasks", "--model", "own_tasks.Mine"], ("--model", "no class Mine")),
         (["--config", "base60.yaml"], ("--trainer.log_every_n_steps", "int", "1:30")),
         (["--model.net.skip_scale", "stream"], ("skip_scale", "stream")),
         (["--model.alpha", "0.7"], "--model.alpha"),
@@ -81,6 +84,8 @@ def test_a_hostile_value_is_one_line_before_any_work(tmp_path, monkeypatch, caps
     (tmp_path / "text.yaml").write_text("# a comment\ntrainer\n")
     (tmp_path / "deep.yaml").write_text("trainer: " + "[" * 5000)
     (tmp_path / "odd.yaml").write_text("trainr: {max_steps: 3}\n")
+    (tmp_path / "number.yaml").write_text("trainer: 100\n")
+    (tmp_path / "own_tasks.py").touch()
     (tmp_path / "base60.yaml").write_text("trainer: {log_every_n_steps: 1:30}\n")
     small = [] if {"--config", "-c", "--config=text.yaml"} & {*flags} else SMALL
     line = refuses(monkeypatch, capsys, tmp_path, *small, *flags)

@@ -19,7 +19,11 @@ KEY = re.compile(r'Parser key "([\w.]+)":')
 NESTED = re.compile(r"NestedArg\(key='([\w.]+)'")  # the rest of a flag, after the key
 INNER = re.compile(r"^ *- ((?:unknown option )?--([\w.]+).*)", re.MULTILINE)  # a line of ours, with the flag it names
 SUGGESTED = re.compile(r"(?<=did you mean )--|(?<= or )--(?=[\w.]+\?)")
-CLASS = re.compile(r"Expected a dot import path string: (\w+)$|Expected a path but (\w+) either", re.MULTILINE)
+CLASS = re.compile(  # a class that is not there, or none
+    r"Expected a dot import path string: (\w+)$|Expected a path but (\w+) either|"
+    r"module '[\w.]+' has no attribute '(\w+)'|Expected an instantiatable class, but [\w.]+ is abstract",
+    re.MULTILINE,
+)
 EXPECTED = re.compile(r"Expected an? (?:<class '([\w.]+)'>|typing\.Literal\[(.*)\])")
 VALUE = re.compile(r"(?:Given|Got) value: ([^\s({\[]+)$", re.MULTILINE)  # one word
 SEED = re.compile(r"--(model|data)\.seed\b")  # both are set by --seed_everything
@@ -61,7 +65,7 @@ def describe_error(message: str, flags: Sequence[str], actions: Sequence[Action]
             bases += _find_bases(action)
     missing = CLASS.search(message)
     if missing and bases:
-        return f"--{key}: {_describe_class_error(missing[1] or missing[2], bases)}"
+        return f"--{key}: {_describe_class_error(missing[1] or missing[2] or missing[3], bases)}"
     return f"--{key}: {_describe_value_error(message, message[key_match.end() :])}"
 
 
@@ -104,13 +108,18 @@ def _find_value(message: str) -> str:
     return found[1] if found else "another value"
 
 
-def _describe_class_error(name: str, bases: Sequence[type]) -> str:
-    """Return the reason that no class has this name, with the class that was probably meant or all known ones."""
+def _describe_class_error(name: str | None, bases: Sequence[type]) -> str:
+    """Return the reason that no class has this name, with the class that was probably meant or all known ones.
+
+    Without a name, as of settings whose class is not given, the class would be an abstract one.
+    """
     names: set[str] = set()
     for base in bases:
         names.update(kind.__name__ for kind in _find_concrete(base))
-    hint = did_you_mean(name, names) or f"; classes are {', '.join(sorted(names))}"
-    return f"no class {name}{hint}"
+    known = ", ".join(sorted(names))
+    if name is None:
+        return f"the class is missing, or abstract: name one of {known} first"
+    return f"no class {name}{did_you_mean(name, names) or f'; classes are {known}'}"
 
 
 def _find_bases(action: Action) -> Iterator[type]:

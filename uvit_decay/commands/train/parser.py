@@ -179,6 +179,8 @@ def check_values(config: Namespace) -> None:
     if config.minutes is not None:
         check_numbers("(0, inf)", minutes=config.minutes)
     trainer = config.trainer
+    if not isinstance(trainer, Namespace):
+        raise UserError(f"takes settings, such as max_steps: 100, got {trainer!r}", argument="trainer")
     if trainer.overfit_batches:
         instead = "give --data.path a folder of few images, or set --trainer.limit_train_batches"
         raise UserError(f"--trainer.overfit_batches {trainer.overfit_batches}: {instead}")

@@ -47,7 +47,7 @@ def build_class(path: str, arguments: Mapping[str, Any], groups: Groups, lr: flo
     kind = getattr(sys.modules.get(module), name, None)
     if not (isinstance(kind, type) and issubclass(kind, Optimizer)):
         advice = f"give one of {', '.join(OPTIMIZERS)}, or the class path of an optimizer such as torch.optim.NAdam"
-        if module:
+        if module and module not in sys.modules:
             advice += f"; --trust {module} imports its module"
         raise UserError(f"`optimizer` {path}: there is no such optimizer; {advice}")
     decays = [group["weight_decay"] for group in groups if group["weight_decay"]]
