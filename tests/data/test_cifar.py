@@ -125,10 +125,11 @@ def test_a_lone_archive_is_read_where_nothing_can_be_written(archive):
         packed.parent.chmod(0o700)
 
 
-def test_a_download_is_unpacked_and_not_repeated(archive, serve, tmp_path):
+@pytest.mark.parametrize("name", ["new", "cifar-100-python", "cifar-100-python.tar.gz"])
+def test_a_download_is_unpacked_and_not_repeated(archive, serve, tmp_path, name):
     packed = archive(CIFAR100)
     asked = serve(CIFAR100, packed)
-    path = tmp_path / "new"
+    path = tmp_path / name
     CIFAR100(str(path)).prepare_data()  # downloads are asked for
     assert not path.exists()
     for _ in range(2):

@@ -154,7 +154,7 @@ def test_a_run_trains_and_its_data_are_opened_by_evaluation(saved, tmp_path, mon
     (config,) = (tmp_path / "runs").rglob("config.yaml")
     data = open_data(str(config), None, 8, 1)
     assert isinstance(data, HubDataset)
-    assert isinstance(data._training_files[0], HubListing)
+    assert isinstance(data._listed[0], HubListing)
 
 
 def write_shards(folder, ending, per_shard=3):

@@ -101,7 +101,7 @@ class _CIFAR(ImageData, ABC):
     def _find(self) -> Path | None:
         """Return the official folder or the archive, at `path` or in it; None if there is neither."""
         official = self.official()
-        for folder in (self.path, self.path / official.base_folder):
+        for folder in (self.path / official.base_folder, self.path):
             if folder.name == official.base_folder and folder.is_dir():
                 return folder
         for file in (self.path, self.path / official.filename):

@@ -75,40 +75,25 @@ def name_shared(train: Listing, chosen: Sequence[int], test: Listing) -> str | N
     Only images with the same class folder and path below are compared: first the sizes of at most MOST_SIZES pairs,
     then the bytes of at most MOST_COMPARED pairs of equal size, each spread evenly.
     """
-    pairs = _pair_names(train, chosen, test)
-    pairs = [pairs[row] for row in spread(len(pairs), MOST_SIZES)]
-    pairs = _keep_equal_sizes(train, test, pairs)
-    with train.open() as fetch_train, test.open() as fetch_test:
-        for row in spread(len(pairs), MOST_COMPARED):
-            ours, theirs = pairs[row]
-            if fetch_train(ours).getvalue() == fetch_test(theirs).getvalue():
-                return test.members[theirs]
-    return None
-
-
-Pair = tuple[int, int]  # indices of a training image and of a test image
-
-
-def _pair_names(train: Listing, chosen: Sequence[int], test: Listing) -> list[Pair]:
-    """Return the pairs with the same class folder and path below."""
     in_training = {_short_name(train, i): i for i in chosen}
-    pairs = []
-    for i in range(len(test.members)):
-        name = _short_name(test, i)
-        if name in in_training:
-            pairs.append((in_training[name], i))
-    return pairs
-
-
-def _keep_equal_sizes(train: Listing, test: Listing, pairs: list[Pair]) -> list[Pair]:
-    """Return the pairs of files with equal sizes."""
+    pairs = []  # of indices of a training image and of a test image
+    for theirs in range(len(test.members)):
+        ours = in_training.get(_short_name(test, theirs))
+        if ours is not None:
+            pairs.append((ours, theirs))
+    pairs = [pairs[row] for row in spread(len(pairs), MOST_SIZES)]
     train_states = train.states([ours for ours, _ in pairs])
     test_states = test.states([theirs for _, theirs in pairs])
     equal = []
-    for pair, ours, theirs in zip(pairs, train_states, test_states, strict=True):
-        if ours[0] == theirs[0]:  # the first entry of a state is the size
+    for pair, state, other in zip(pairs, train_states, test_states, strict=True):
+        if state[0] == other[0]:  # the first entry of a state is the size
             equal.append(pair)
-    return equal
+    with train.open() as fetch_train, test.open() as fetch_test:
+        for row in spread(len(equal), MOST_COMPARED):
+            ours, theirs = equal[row]
+            if fetch_train(ours).getvalue() == fetch_test(theirs).getvalue():
+                return test.members[theirs]
+    return None
 
 
 def _short_name(listing: Listing, index: int) -> str:

@@ -118,7 +118,6 @@ class Images(ImageData):
         self.label_column = label_column
         self.test_labels = None if test_labels is None else str(test_labels)
         self.test_name = self.test_path  # the test images in reports and errors; None for held-out ones
-        self._training_files: tuple[Listing, list[int]] | None = None
         self.crop: Crop = centre_crop
         self.reading = Reading(white)
 
@@ -135,7 +134,6 @@ class Images(ImageData):
         listing, test = self._listed
         self.class_names = listing.class_names
         training, held_out = self._parts
-        self._training_files = listing, training
         if test is not None:
             if test.class_names != listing.class_names:
                 test = self._adopt_classes(test, listing)
@@ -251,7 +249,8 @@ class Images(ImageData):
 
         It does not depend on `memory_gb`.
         """
-        listing, chosen = self._training_files
+        listing, _ = self._listed
+        chosen, _ = self._parts
         return hash_files(listing, chosen) + self.reading.key
 
     def _train_set(self, listing: Listing, chosen: list[int]) -> ImageSet:

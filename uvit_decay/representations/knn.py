@@ -7,8 +7,6 @@ m = grid points (layer, noise level), n and n2 = training and test samples, d = 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import starmap
 from typing import Annotated
 
 import torch
@@ -48,15 +46,12 @@ def knn_accuracy(
         centred: take cosines around the mean of the grid point's training samples.
     """
     check_cells(train, train_labels, test, test_labels)
-
-    def centre(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        mean = x.mean(dim=0)
-        return x - mean, y - mean.to(y)
-
-    cells: Iterable[tuple[Tensor, Tensor]] = zip(train, test, strict=True)
-    if centred:
-        cells = starmap(centre, cells)
-    nearest = [find_neighbours(x, y, k) for x, y in cells]
+    nearest = []
+    for x, y in zip(train, test, strict=True):
+        if centred:
+            mean = x.mean(dim=0)
+            x, y = x - mean, y - mean.to(y)
+        nearest.append(find_neighbours(x, y, k))
     device = nearest[0][0].device
     # A copy to the CPU must have ended before it is read; an accelerator orders copies and work by itself.
     labels = train_labels.to(device, non_blocking=device.type != "cpu")
