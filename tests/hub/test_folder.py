@@ -160,6 +160,15 @@ def test_unconditional_networks_of_every_kind(tmp_path):
         pipeline(class_labels=[0])
 
 
+@pytest.mark.parametrize("entry", ["linear", "hyper-2"])
+def test_a_schedule_that_a_module_has_added_is_refused(entry, tmp_path, monkeypatch):
+    monkeypatch.setattr("uvit_decay.hub.folder.BUILT_IN", tuple(name for name in SHORTCUTS if name != entry))
+    net = UViT(8, 2, 1, dim=16, depth=2, heads=2, schedule=entry)
+    file = write_denoiser(tmp_path / "a.safetensors", net, VP(), "x", Sampling("euler", 2))
+    with raises_user_error(entry, ".safetensors"):
+        export(file, tmp_path / "folder")
+
+
 def test_classes_have_names_and_wordnet_ids_words(latent_sit, tmp_path):
     loaded = load(latent_sit)
     named = replace(loaded.card, class_names=("n02979186", "dog, Domestic dog, cassette player"))

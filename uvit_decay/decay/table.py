@@ -203,3 +203,4 @@ SHORTCUTS: dict[str, Kind] = {
         plain_start=True,
     ),
 }
+BUILT_IN = tuple(SHORTCUTS)  # without the entries that modules of users add later

@@ -96,11 +96,6 @@ class Shortcuts:
         if self.build is not None:
             raise UserError(f"{what}: the schedule {self.name} is not a row of numbers; choose one that is, as linear")
 
-    def check_portable(self) -> None:
-        """Raise a UserError if the connections are a class outside of the table, whose code a folder lacks."""
-        if "." in self.name:
-            raise UserError(f"a folder cannot hold the code of {self.name}: export a .safetensors file")
-
     def tensor(self, name: str, dim: int) -> Tensor:
         """Return the weights called `name`, float32 (branches,), or (branches, dim) if learned for each channel."""
         values = torch.tensor(getattr(self, name))

@@ -20,6 +20,7 @@ from uvit_decay.checkpoint.io import WEIGHTS
 from uvit_decay.checkpoint.official.common import IMPORTED
 from uvit_decay.checkpoint.options import Weights
 from uvit_decay.data.classes import synonyms
+from uvit_decay.decay.table import BUILT_IN
 from uvit_decay.files.tensor_files import load_tensors, save_tensors
 from uvit_decay.files.writing import LOCK, check_writable, claim_paths, writing
 from uvit_decay.hub.bundle import bundle
@@ -66,7 +67,9 @@ def export_folder(
                 raise UserError(f"{line}; give a new or an empty folder")
         checkpoint = load(source, weights)
         checkpoint.check_denoiser()
-        checkpoint.net.shortcuts.check_portable()
+        schedule = checkpoint.net.config["schedule"]
+        if isinstance(schedule, str) and schedule not in BUILT_IN:
+            raise UserError(f"a folder cannot hold the code of the schedule {schedule}: export a .safetensors file")
         autoencoder = decoder(checkpoint.card.latents, vae, "cpu")
         readme = model_card(checkpoint, target.resolve().name, license)
         _write_folder(target, checkpoint, build_pipeline(checkpoint, autoencoder), readme)
