@@ -319,6 +319,29 @@ def test_a_table_that_does_not_fit_is_refused_with_a_count_and_the_first(tmp_pat
     assert list_images(folder, None, LabelOptions("folders")).class_names == ()
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("table.csv", "a.png;cat\nb.png;dog\n", ("a.png;cat", "commas")),
+        ("table.txt", "2\na.png 0\nb.png 1\n", ("'2'", "remove")),
+        ("table.jsonl", '[{"file_name": "a.png", "label": 1}]\n', ("line 1",)),
+        ("table.jsonl", '{"file_name": "a.png", "label": 1}\n{"label": 1}\n', ("1 of 2", "b.png")),
+    ],
+)
+def test_a_damaged_table_of_ones_own_is_one_line(tmp_path, name, text, words):
+    folder = tree(tmp_path / "set", ["a.png", "b.png"])
+    (tmp_path / name).write_text(text)
+    with raises_user_error(name, *words):
+        list_images(folder, None, LabelOptions(str(tmp_path / name)))
+
+
+def test_names_may_be_numbers(tmp_path):
+    folder = tree(tmp_path / "set", ["1.png", "2.png"])
+    (tmp_path / "table.jsonl").write_text('{"id": 1, "label": "dog"}\n{"id": 2, "label": "cat"}\n')
+    options = LabelOptions(str(tmp_path / "table.jsonl"), Columns("id"))
+    assert list_images(folder, None, options).labels == (1, 0)
+
+
 def test_an_entry_without_an_image_is_said(tmp_path, caplog):
     folder = tree(tmp_path / "set", ["a.png", "b.png"])
     (folder / "metadata.csv").write_text("file_name,label\na.png,x\nb.png,y\nc.png,z\nd.png,z\n")

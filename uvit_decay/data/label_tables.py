@@ -117,10 +117,10 @@ def _parse_lines(where: str, text: str) -> tuple[list[str], list[dict[str, Any]]
     for number, line in enumerate(text.split("\n"), 1):  # splitlines would split at characters inside of strings
         if not line.strip():
             continue
-        with explain(f"cannot read {where}, line {number}", ValueError, RecursionError):
+        with explain(f"cannot read {where}, line {number}", ValueError, TypeError, RecursionError):
             row = json.loads(line)
+            columns |= dict.fromkeys(row)
         rows.append(row)
-        columns |= dict.fromkeys(row)
     return list(columns), rows
 
 
@@ -141,7 +141,8 @@ def _parse_text(where: str, text: str, columns: Columns, images: Collection[str]
         raise UserError(f"{where}: set `name_column` and `label_column` to two of {', '.join(header)}")
     short = [row for row in rows if len(row) <= max(first, second)]
     if short:
-        raise UserError(f"{where}: {len(short)} rows without a name and a label, the first is {' '.join(short[0])!r}")
+        what = f"{len(short)} rows without a name and a label, the first is {' '.join(short[0])!r}"
+        raise UserError(f"{where}: {what}; separate the columns by commas, tabs or spaces, and remove other rows")
     if has_header:
         rows = rows[1:]
     labels: list[Any] = [row[second].strip() for row in rows]
@@ -198,7 +199,7 @@ def _collect(where: str, entries: list[tuple[Any, Any]]) -> Table:
     labels: dict[str, Any] = {}
     twice = []
     for name, label in entries:
-        key = _normalise(name)
+        key = _normalise(str(name))  # a number or null in JSON and Parquet
         if key in labels and labels[key] != label:
             twice.append(key)
         labels[key] = label
