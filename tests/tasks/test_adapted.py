@@ -213,7 +213,7 @@ def test_an_official_file_is_read_as_it_is(tmp_path):
     assert stored.card.prediction == "velocity"
     assert stored.notes[0].startswith("recognised sit-s/2 (6 heads, 32,9")
     torch.save(tiny_sit(), tmp_path / "tiny.pt")
-    with raises_user_error("`heads`"):
+    with raises_user_error("--heads"):
         read_initial(tmp_path / "tiny.pt", net, function)
     torch.save({"a": torch.zeros(1)}, tmp_path / "other.pt")
     with raises_user_error("U-ViT", "SiT", "MAE"):

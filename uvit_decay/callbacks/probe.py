@@ -31,11 +31,10 @@ class LinearProbes(Periodic):
     Features are computed with the EMA weights if the run keeps them. A denoiser gets the null label and one fixed noise
     for each image and noise level. An encoder, such as an MAE's, sees clean images; its grid points have t = 0. The l2
     penalty and the best grid point are chosen on a held-out part of the training images. Without classes or test images
-    nothing is probed, and a line says so. Writes the newest grid points
-    to probes.csv and probes.png, and adds a line to probes.jsonl. With `noise_draws`, the noise share of each grid
-    point is measured, too, and written to noise_share.csv and noise_share.png. Logs the test accuracy of the best grid
-    point, and the scores of the tracked layer, averaged over the noise levels. On a CPU, cores that torch's threads
-    leave idle compute further noise levels.
+    nothing is probed, and a line says so. Writes the newest grid points to probes.csv and probes.png, and adds a line
+    to probes.jsonl. With `noise_draws`, the noise share of each grid point is measured, too, and written to
+    noise_share.csv and noise_share.png. Logs the test accuracy of the best grid point, and the scores of the tracked
+    layer, averaged over the noise levels. On a CPU, cores that torch's threads leave idle compute further noise levels.
 
     Args:
         times: noise levels t in (0, 1) of a denoiser; null: 0.01, 0.03, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5. Leave them out

@@ -25,7 +25,6 @@ KINDS: dict[str, tuple[str, ...]] = {  # prefixes of names; the first match coun
     UVIT: ("in_blocks.", "out_blocks."),
     VIT_FILE: ("cls_token",),
 }
-MOST_PARTS = 10  # inspected entries of a training checkpoint
 
 
 class ThirdParty(UserError):
@@ -39,7 +38,7 @@ def looks_like(contents: object) -> str:
     if kind := _find_kind(contents):
         return kind
     names = [name for name in contents if isinstance(name, str)]
-    for name in names[:MOST_PARTS]:
+    for name in names:
         part = contents[name]
         if isinstance(part, Mapping) and (kind := _find_kind(part)):
             return f"a training checkpoint, whose entry {name!r} is {kind}"

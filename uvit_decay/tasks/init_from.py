@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from uvit_decay.checkpoint.convert import read_official
 from uvit_decay.checkpoint.detect import ThirdParty
 from uvit_decay.checkpoint.io import StoredModel, is_folder, read
+from uvit_decay.checkpoint.options import ImportOptions
 from uvit_decay.data.classes import synonyms
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.decay.table import SHORTCUTS
@@ -25,7 +27,7 @@ from uvit_decay.nn.embed import resize_positions
 from uvit_decay.nn.layers import PUBLISHED
 from uvit_decay.runs.compatibility import check_data, compare_specs
 from uvit_decay.runs.settings import Change, explain_refusal
-from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.errors import UserError, name_flags, with_flags
 
 # Arguments of networks that encoders share; of a classifier image_size, num_classes and the last norm may differ.
 SHARED = ("patch_size", "channels", "dim", "depth", "heads", "width", "stem", "pixels")
@@ -74,9 +76,16 @@ def read_weights(path: Path) -> StoredModel:
         with suppress(ThirdParty):
             return read(path, None)
     try:
-        return read_official(path)
+        with name_flags(_name_import_flag):
+            stored = read_official(path)
+            return replace(stored, notes=tuple(map(with_flags, stored.notes)))
     except UserError as error:
         raise UserError(f"{error} (for its options, see uvit-decay import --help)") from error
+
+
+def _name_import_flag(name: str, _: Sequence[FrameType]) -> str | None:
+    """Return the flag of `uvit-decay import` for one of its options, which other programs may have, too."""
+    return f"--{name.replace('_', '-')}" if name in ImportOptions.__annotations__ else None
 
 
 def read_initial(file: Path, net: nn.Module, function: Mapping[str, Any]) -> StoredModel:
