@@ -5,7 +5,7 @@ import torch
 from networks import each_kind
 from torch import nn
 
-from uvit_decay.callbacks.branches import BranchTerms
+from uvit_decay.callbacks.branches import BranchTerms, root_mean_squares
 from uvit_decay.decay import decayed_add
 from uvit_decay.decay.depth_attention import Sources
 from uvit_decay.nn import ResNet
@@ -27,7 +27,7 @@ def observe(net, *inputs):
     net(*inputs)
     observed.stop()
     assert count_hooks(net) == hooks
-    return observed.terms
+    return root_mean_squares(observed.sums)
 
 
 def sums_of(monkeypatch):

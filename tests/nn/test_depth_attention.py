@@ -10,7 +10,7 @@ from torch import nn
 from torch.autograd import gradcheck
 
 from uvit_decay.decay import SHORTCUTS, Plan, attach, mixing_matrix, shortcuts
-from uvit_decay.decay.depth_attention import SHARED, DepthReader, Sources
+from uvit_decay.decay.depth_attention import SHARED, DepthReader, Source, Sources
 from uvit_decay.files.instantiate import Spec, build
 from uvit_decay.nn import MAE, ResNet, ViT
 from uvit_decay.terminal.errors import UserError
@@ -50,7 +50,7 @@ def values(branches=BRANCHES):
 
 def states(found, outputs, time=None):
     """Return the inputs of all readers but the first, given the embeddings and the outputs of branches."""
-    sources, rows = Sources.of(found.kind, outputs[0], len(outputs) - 1, time), []
+    sources, rows = Sources(found.kind, len(outputs) - 1, time, (Source.of(outputs[0], (0,)),)), []
     for output in outputs[1:]:
         sources = sources.add_branch(output)
         rows.append(found(sources))

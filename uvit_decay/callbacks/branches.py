@@ -63,11 +63,6 @@ class BranchTerms:
         self._reset()
 
     @property
-    def terms(self) -> dict[str, list[float]]:
-        """The root mean squares on this process, see `root_mean_squares`; NaN before the first forward pass."""
-        return root_mean_squares(self.sums)
-
-    @property
     def sums(self) -> Float[Tensor, "two_terms branches"]:
         """Sums over the forward passes of this process, float32; reading them waits for the device.
 
@@ -140,7 +135,7 @@ def root_mean_squares(sums: Float[Tensor, "two_terms branches"]) -> dict[str, li
     """Return the root mean squares of x_k and f_k, and of the changes if they were measured, for each branch k.
 
     Args:
-        sums: see `BranchTerms.sums`.
+        sums: see `BranchTerms.sums`; before a forward pass the result is NaN.
     """
     squares, counts = sums.chunk(2)
     rows = (squares / counts).sqrt().tolist()

@@ -89,11 +89,6 @@ class Sources:
     written: int = 0
     merged: int = 0
 
-    @classmethod
-    def of(cls, kind: Routing, embeddings: Tokens, branches: int, time: Tensor | None = None) -> Sources:
-        """Return the sources before the first branch."""
-        return cls(kind, branches, time, (Source.of(embeddings, (0,)),))
-
     def add_branch(self, output: Tokens) -> Sources:
         """Return the sources with the output of the next branch, as the next reader sees them."""
         written = self.written + 1
@@ -117,10 +112,6 @@ class Sources:
         value = output.to(self.finished[0].value.dtype)
         finished = (*self.finished, Source.of(value, (self.branches + merged,)))
         return replace(self, finished=finished, merged=merged)
-
-    def read(self) -> tuple[Source, ...]:
-        """Return the sources of the next reader: the next branch or, after the last branch, the output."""
-        return *self.finished, *self.running
 
 
 class DepthQuery(nn.Module):
@@ -165,7 +156,7 @@ class DepthReader(nn.Module):
 
     def forward(self, sources: Sources) -> Tokens:
         """Return the input of the next branch or, after the last branch, the last state."""
-        seen = sources.read()
+        seen = (*sources.finished, *sources.running)
         with without_autocast(seen[0].value):
             query = self.queries[sources.written - 1]
             return query(query.weights(seen, sources.time), seen)
@@ -195,7 +186,8 @@ class DepthAttention(Connection):
         reader = self.shared[SHARED]
         if reader.kind.time and time is None:
             raise UserError("its queries need a denoiser's time; set `schedule` to dar")
-        return Mixed(tokens, Sources.of(reader.kind, tokens, reader.branches, time))
+        embeddings = Source.of(tokens, (0,))
+        return Mixed(tokens, Sources(reader.kind, reader.branches, time, finished=(embeddings,)))
 
     def read(self, state: Mixed) -> Tokens:
         return state.h
