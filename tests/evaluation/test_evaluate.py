@@ -86,6 +86,7 @@ def test_statistics_stand_in_for_the_reference(forms, tmp_path, monkeypatch, cap
     base = ["generation", "--samples", forms / "array.npz", "--features", "digits"]
     evaluate(monkeypatch, tmp_path, *base, "--reference", "digits:train", "--out", "images.json")
     find_line(capsys.readouterr().err, "remark", "kid", "--kid-subset")
+    find_line(json.loads((tmp_path / "images.json").read_text())["remarks"], "kid", "--kid-subset")
     evaluate(monkeypatch, tmp_path, *base, "--reference", "stats.npz", "--out", "stats.json")
     remarks = capsys.readouterr().err
     for name in ("kid", "prc"):

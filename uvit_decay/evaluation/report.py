@@ -69,7 +69,7 @@ def write_reports(
         store.remove()
     _print_values(report)
     for remark in report.remarks:
-        print(f"remark: {with_flags(remark)}", file=sys.stderr)
+        print(f"remark: {remark}", file=sys.stderr)
     print(f"wrote {out} and {out.with_suffix('.html').name}")
 
 
@@ -109,7 +109,7 @@ def build_report(comparison: Comparison, samples: FeatureStore, reference: Refer
         title=f"{comparison.samples.name} against {comparison.reference_name}",
         metrics=comparison.measure(samples, reference),
         protocol={**comparison.metadata(), "measured_nfe": samples.nfe},
-        remarks=remarks(comparison),
+        remarks=tuple(map(with_flags, remarks(comparison))),
         samples=images[: full_rows or len(images)],
         columns=columns,
         class_names=names,
