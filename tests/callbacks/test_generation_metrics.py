@@ -54,6 +54,11 @@ def test_the_cheap_metric_is_chosen_by_its_name_and_measured_after_an_epoch(tmp_
         GenerationMetrics(SmallClassifier(), metrics=["fdd"])
 
 
+def test_an_unknown_name_of_features_is_the_extractor():
+    with raises_user_error("`extractor`", "small-cnn", "foo"):
+        GenerationMetrics("foo")
+
+
 def test_the_classifier_is_trained_after_the_first_steps_and_shared(tmp_path, monkeypatch):
     """The values of the test images, and its accuracy, stand beside the samples'."""
     trained_once(monkeypatch)

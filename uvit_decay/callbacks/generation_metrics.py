@@ -33,7 +33,7 @@ from uvit_decay.pictures import to_uint8
 from uvit_decay.runs.history import GENERATION
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.tasks.diffusion import DiffusionTask
-from uvit_decay.terminal.errors import UserError
+from uvit_decay.terminal.errors import UserError, name_flags
 from uvit_decay.terminal.typed import Bounds, Seed, check_types
 
 PER_CLASS = 20  # training images of a class below which no classifier is trained for the metrics
@@ -92,7 +92,8 @@ class GenerationMetrics(PeriodicSampling):
     ) -> None:
         super().__init__(sampling, every_n_steps, at_end, every_n_epochs)
         if isinstance(extractor, str):
-            extractor = FeatureOptions(extractor).extractor(spatial=False)
+            with name_flags(lambda argument, _: "`extractor`" if argument == "features" else None):
+                extractor = FeatureOptions(extractor).extractor(spatial=False)
         self.extractor = extractor
         self.num = num
         self.reference = None if reference is None else str(reference)

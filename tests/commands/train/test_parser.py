@@ -10,6 +10,8 @@ from uvit_decay.checkpoint import load
 
 SMALL = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.max_steps=2", "--trainer.limit_val_batches=1"]
 HUGE = str(10**22)
+OF_NET = '{"class_path": "UViT", "init_args": {"dimm": 5}}'
+OF_MODEL = '{"class_path": "DiffusionTask", "init_args": {"net": ' + OF_NET + "}}"
 LIGHTNING = "lightning.pytorch.callbacks."
 
 
@@ -143,6 +145,9 @@ def test_a_schedule_of_ones_own_is_trusted_by_a_flag_and_its_checkpoint_is_read_
         (["--data", "Imagez"], ("--data", "Imagez"), "Images"),
         (["--model.path", "linear"], ("--model.path", "linear"), "Linear"),
         (["--model.net.schedule", "lineer"], ("--model.net.schedule", "lineer"), "linear"),
+        (["--model.net", OF_NET], "--model.net.dimm", "--model.net.dim"),
+        (["--model", OF_MODEL], "--model.net.dimm", "--model.net.dim"),
+        (["--model.optim", '{"lrr": 1}'], "--model.optim.lrr", "--model.optim.lr"),
         (["--model.optim.schedule", "cosin"], ("--model.optim.schedule", "cosin"), "cosine"),
         (["--trainer.callbacks+=Previeww"], ("--trainer.callbacks", "Previeww"), "Preview"),
         (["--trainer.callbacks+=Preview", "--trainer.callbacks.colums=3"], "--trainer.callbacks.colums", "columns"),

@@ -14,7 +14,10 @@ NAMEABLE = ("uvit_decay", "lightning", "torch.nn", "torch.optim")  # packages th
 PRECISIONS = "32-true, bf16-mixed or, on CUDA GPUs, 16-mixed"
 # In the words of jsonargparse, or of the parser of a class within the model.
 DENIED = re.compile(r"(?:Importing '|to allow )([\w.]+)(?:' is not allowed|, add --trust)")
-UNKNOWN = re.compile(r"unrecognized arguments: (\S+)|Option '([^']+)' is not accepted")
+UNKNOWN = re.compile(
+    r"unrecognized arguments: ([^\s=]+)|Option '([^']+)' is not accepted|"
+    r"Group '([^']+)' does not accept option '([^']+)'"
+)
 KEY = re.compile(r'Parser key "([\w.]+)":')
 NESTED = re.compile(r"NestedArg\(key='([\w.]+)'")  # the rest of a flag, after the key
 INNER = re.compile(r"^ *- ((?:unknown option )?--([\w.]+).*)", re.MULTILINE)  # a line of ours, with the flag it names
@@ -47,7 +50,9 @@ def describe_error(message: str, flags: Sequence[str], actions: Sequence[Action]
         return f"configurations may name only classes of {known}; to allow {denied[1]}, add --trust {denied[1]}"
     unknown = UNKNOWN.match(message)
     if unknown:
-        word = (unknown[1] or f"--{unknown[2]}").partition("=")[0]
+        word = unknown[1] or f"--{unknown[2]}"
+        if unknown[3]:
+            word = f"--{unknown[3]}.{unknown[4]}"
         known_flags = dict.fromkeys([*flags, *common])
         return f"unknown option {word}{did_you_mean(word, known_flags)}"
     key_match = KEY.match(message)
@@ -56,7 +61,7 @@ def describe_error(message: str, flags: Sequence[str], actions: Sequence[Action]
     key = key_match[1]
     inner = INNER.search(message)
     if inner:
-        return _extend_flag(key, inner[1], inner[2], NESTED.search(message))
+        return _extend_flag(key, inner[1], inner[2], message)
     if key == "trainer.precision":
         return f"--{key} takes {PRECISIONS}, got {_find_value(message)}"
     bases: list[type] = []
@@ -69,14 +74,21 @@ def describe_error(message: str, flags: Sequence[str], actions: Sequence[Action]
     return f"--{key}: {_describe_value_error(message, message[key_match.end() :])}"
 
 
-def _extend_flag(key: str, line: str, name: str, nested: re.Match[str] | None) -> str:
+def _extend_flag(key: str, line: str, name: str, message: str) -> str:
     """Return a line of an inner parser with the flag of the outer one: its `key` before the inner `name`.
 
-    A flag such as --model.net.dim is parsed as `net.dim`, the nested name, by the parser of the model's class.
+    A flag such as --model.net.dim is parsed as `net.dim`, the nested name, by the parser of the model's class. In a
+    configuration, or in a flag with all settings of the network, the network is found in the value.
     """
     prefix = f"--{key}."
+    nested = NESTED.search(message)
+    owner = re.search(rf"'(\w+)': {{'class_path': '[\w.]+', 'init_args': {{[^{{}}]*'{name}':", message)
     if nested and nested[1].endswith(name):
         prefix += nested[1].removesuffix(name)
+    elif owner:
+        prefix += f"{owner[1]}."
+    elif nested and not name.startswith(f"{nested[1]}."):
+        prefix += f"{nested[1]}."
     line = SUGGESTED.sub(prefix, line.replace(f"--{name}", f"{prefix}{name}", 1))
     return SEED.sub("--seed_everything", line)
 
