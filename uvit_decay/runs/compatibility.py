@@ -102,7 +102,7 @@ def _check_moments(stored: Mapping[str, Any], groups: Sequence[Mapping[str, Any]
 
 
 def _list_changes(stored: TrainingContents, card: ModelCard, task: Resumable) -> list[Change]:
-    """Return the settings that differ; if a class differs, its arguments are left out.
+    """Return the settings that differ; if a class differs, without its arguments that do not form the optimizer.
 
     They are train.py's settings, or the fields of the model card if a script began or resumes the run.
     """
@@ -114,7 +114,11 @@ def _list_changes(stored: TrainingContents, card: ModelCard, task: Resumable) ->
     changes = compare_settings(stored.settings, task.settings)
     classes = {change.name for change in changes if change.name.endswith(".class_path")}
     owners = [name.removesuffix(".class_path") for name in classes]
-    return [change for change in changes if change.name in classes or not allows(owners, change.name)]
+    found = []
+    for change in changes:
+        if change.name in classes or change.effect == FORMS or not allows(owners, change.name):
+            found.append(change)
+    return found
 
 
 def _check_settings(changes: Iterable[Change], task: Resumable, where: str, trains: bool, fits: bool) -> None:

@@ -291,12 +291,14 @@ def test_named_optimizers_have_the_settings_and_a_class_its_arguments():
 def test_the_state_of_an_optimizer_of_another_form_is_refused(tmp_path, flag, stored, ours):
     run(tmp_path, OPTIMIZERS["lars"], max_steps=1)
     contents = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
-    contents["settings"] = {f"model.optim.{flag}": stored}
     task = DiffusionTask(tiny_net(), optim=OPTIMIZERS["lars"])
-    task.settings, task.allowed = {f"model.optim.{flag}": ours}, ["all"]
     expected = (f"model.optim.{flag} {stored}", ours, f"`model.optim.{flag}` {stored}")
-    with raises_user_error(expected):
-        check(contents, task, "x", trains=True)
+    for kind in ("uvit_decay.tasks.DiffusionTask", "mine.Task"):  # also of a task of another class, which may go on
+        contents["settings"] = {f"model.optim.{flag}": stored, "model.class_path": kind}
+        ours_all = {f"model.optim.{flag}": ours, "model.class_path": "uvit_decay.tasks.DiffusionTask"}
+        task.settings, task.allowed = ours_all, ["all"]
+        with raises_user_error(expected):
+            check(contents, task, "x", trains=True)
 
 
 @pytest.mark.parametrize(
