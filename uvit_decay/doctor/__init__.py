@@ -1,7 +1,6 @@
 """Checks before a long run, which `train.py doctor` prints.
 
-A check is a function of a `Plan` that yields findings. The network is not trained, and no files of
-the run are left.
+A check is a function of a `Plan` that yields findings. The network is not trained, and no files of the run are left.
 """
 
 from uvit_decay.terminal.program import lazy
