@@ -1,6 +1,7 @@
 """The table of shortcuts: every entry against its formula, in our networks and attached, learned and recorded."""
 
 import math
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -94,6 +95,11 @@ def test_blocks_of_our_networks_compute_the_formula_and_learned_weights_get_grad
     assert len(seen) == kind.blocks
     if name in LEARNED:
         assert getattr(net, LEARNED[name]).grad.abs().min() > 0
+
+
+def test_a_copy_of_a_block_with_fixed_shortcuts_is_the_block_alone():
+    net = UVIT.small(alpha_min=0.7)
+    assert len(pickle.dumps(net.mid_block)) < len(pickle.dumps(net)) / 2
 
 
 @each_entry

@@ -188,7 +188,8 @@ class Weighted(Connection):
         shortcuts = shortcuts or weighted([1.0])
         self.branch = branch
         self.learned = shortcuts.learned
-        self.owner = (owner,)  # in a tuple, so that it is not a submodule
+        # In a tuple, so that it is not a submodule; without learned weights a copy of a block does not copy it.
+        self.owner = (owner,) if self.learned else ()
         self.numbers = {name: getattr(shortcuts, name)[branch] for name in NAMES}
         self.varying = []  # fixed numbers that differ between branches
         for name in NAMES:
