@@ -58,8 +58,9 @@ class Sampling:
 
     def __post_init__(self) -> None:
         check_choice(SAMPLERS, sampler=self.sampler)
-        if self.steps is not None:
-            check_whole(SAMPLERS[self.sampler].fewest, 1000, steps=self.steps)
+        fewest = SAMPLERS[self.sampler].fewest
+        if self.steps is not None and not fewest <= self.steps <= 1000:
+            raise UserError(f"{self.sampler} takes a whole number from {fewest} to 1000, got {self.steps}", "steps")
         low, high = self.guidance_interval or (0.0, 1.0)
         if not 0 <= low < high <= 1:
             raise UserError(f"guidance_interval must be LOW,HIGH with 0 <= LOW < HIGH <= 1, got {low},{high}")

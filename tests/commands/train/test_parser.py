@@ -70,7 +70,7 @@ def callback(name, package="uvit_decay.callbacks.", **init_args):
         (["--minutes", "1:00"], ("--minutes", "float", "1:00")),
         (["--minutes", "0"], ("--minutes", "(0, inf)")),
         (["--model.optim.lr=-1"], ("--model.optim.lr", "(0, inf)")),
-        (["--model.net", "mine.Net"], "--trust mine.Net"),
+        (["--model.net", "elsewhere.Net"], "--trust elsewhere.Net"),
         (["--data.seed", "3"], "--seed_everything"),
         (["--ckpt_path", "missing.ckpt"], "missing.ckpt"),
         (["--trainer.accelerator", "abacus"], "abacus"),
