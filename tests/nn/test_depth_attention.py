@@ -158,6 +158,12 @@ def test_queries_are_recorded_and_blocks_may_be_recomputed(kind, schedule):
         make(schedule=schedule).load_state_dict(make().state_dict())
 
 
+def test_queries_keep_their_place_among_the_parameters_by_which_optimizers_store_moments():
+    net = ViT(image_size=8, patch_size=4, dim=16, depth=2, heads=2, num_classes=3, schedule="attnres-2")
+    modules = dict.fromkeys(name.split(".")[0] for name, _ in net.named_parameters())
+    assert list(modules)[-4:] == ["blocks", SHARED, "norm", "head"]
+
+
 def test_stochastic_depth_drops_the_branch_of_its_row():
     torch.manual_seed(0)
     net = ViT(16, 4, 3, 16, 2, 2, num_classes=3, schedule="attnres").eval()

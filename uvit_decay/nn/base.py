@@ -196,6 +196,8 @@ class DecayedNet(
             self.config["schedule"] = [list(pair) for pair in pairs]
         shortcuts.register(self, self.dim)
         self.register_load_state_dict_pre_hook(_check_weights)
+        # Places in the order of the parameters, by which optimizers store moments; `connect` fills them.
+        self.depth_attention = self.connections = nn.ModuleList()
 
     @torch.inference_mode(False)  # the check needs gradients
     def connect(self, has_time: bool = False) -> None:
@@ -212,8 +214,11 @@ class DecayedNet(
             except UserError as error:
                 raise UserError(f"the schedule {self.shortcuts.name}: {error}") from error
         self.connections = nn.ModuleList(connections)
-        for name, module in connections[0].shared.items():
+        shared = connections[0].shared
+        for name, module in shared.items():
             self.add_module(name, module)
+        if "depth_attention" not in shared:
+            del self.depth_attention
         of_branches = iter(connections)
         for block in self.find_decayed_blocks().values():
             block.connections = tuple(islice(of_branches, len(block.last_layers)))
