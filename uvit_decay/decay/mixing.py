@@ -22,6 +22,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from uvit_decay.decay.connection import Connection
+from uvit_decay.decay.depth_attention import SHARED, DepthReader
 from uvit_decay.decay.weights import Shortcuts, Weights
 from uvit_decay.terminal.errors import explain
 from uvit_decay.terminal.typed import check_types
@@ -79,9 +80,9 @@ def mixing_matrix(of: Shortcuts | HasShortcuts, *inputs: Tensor) -> Float[Tensor
     return _multiply_out(current, of.merges)
 
 
-def depth_reader(of: HasShortcuts) -> nn.Module | None:
-    """Return the `uvit_decay.decay.depth_attention.DepthReader` of a network, or None for other connections."""
-    return of.connections[0].shared.get("depth_attention")
+def depth_reader(of: HasShortcuts) -> DepthReader | None:
+    """Return the queries of a network with attention over depth, or None for other connections."""
+    return of.connections[0].shared.get(SHARED)
 
 
 def _multiply_out(weights: Sequence[Weights], merges: Sequence[Merge]) -> Float[Tensor, "rows sources"]:
@@ -116,10 +117,10 @@ class MixingSums:
     """Sums of the weights of all readers over the tokens of several forward passes, on the device of the network.
 
     A branch behind the merge of a long skip is read twice, before and after it; the reading after it is the branch's.
-    The queries of `reader`, a `uvit_decay.decay.depth_attention.DepthReader`, get hooks until `remove`.
+    The queries of `reader` get hooks until `remove`.
     """
 
-    def __init__(self, reader: nn.Module, merges: int) -> None:
+    def __init__(self, reader: DepthReader, merges: int) -> None:
         self.branches = reader.branches
         self.merges = merges
         self._totals: dict[tuple[int, int], Tensor] = {}  # by number of branches and of merges before the reader
